@@ -1,0 +1,209 @@
+"""Start a job on many hosts: a hostfile becomes ``Host`` values, a ``Job`` becomes a ``Command``.
+
+Everything here is a value or a pure function. Only ``hvdtrain.launch.process`` starts anything, so what ``--dry-run`` prints
+is what ``run`` does, and nearly all of launching is tested with ``==``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+from hvdtrain.errors import UsageError
+
+Controller = Literal["mpi", "gloo"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine and how many ranks it may take. ``name`` is a checked host name, IPv4 or (without brackets) IPv6 address."""
+
+    name: str
+    slots: int = 1
+    user: str = ""
+    port: int | None = None
+    max_slots: int | None = None
+
+    @property
+    def is_ipv6(self) -> bool:
+        return ":" in self.name
+
+    @property
+    def address(self) -> str:
+        """The name as it can stand before ``:N``: an IPv6 address in brackets."""
+        return f"[{self.name}]" if self.is_ipv6 else self.name
+
+    @property
+    def login(self) -> str:
+        """What ssh is to be told: ``user@name``, or the name alone."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one rank. ``cross_rank`` counts the hosts that have this local rank, as Horovod does."""
+
+    rank: int
+    host: Host
+    local_rank: int
+    local_size: int
+    node_rank: int
+    cross_rank: int
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How to reach other hosts. ``options`` are the user's own ssh arguments, kept one item each, and come last."""
+
+    port: int | None = None
+    identity_file: str = ""
+    options: tuple[str, ...] = ()
+
+    def argv(self) -> tuple[str, ...]:
+        port = ("-p", str(self.port)) if self.port is not None else ()
+        identity = ("-i", self.identity_file) if self.identity_file else ()
+        return (*port, *identity, *self.options)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """Keep going between ``min_np`` and ``max_np`` ranks; the script prints a ``host:slots`` line for each usable host."""
+
+    min_np: int
+    max_np: int | None
+    discovery_script: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run where: ``np`` ranks of ``argv``, filling the hosts in order.
+
+    ``env`` holds what every rank gets on top of what its host gives. ``launch_dir`` is where a launcher's files (a hostfile
+    that is too long for a command line) may be written.
+    """
+
+    argv: tuple[str, ...]
+    hosts: tuple[Host, ...]
+    np: int
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    controller: Controller = "mpi"
+    cwd: str = ""
+    nics: tuple[str, ...] = ()
+    ssh: Ssh = Ssh()
+    launcher_args: tuple[str, ...] = ()
+    launch_dir: str = ""
+    elastic: Elastic | None = None
+
+    @property
+    def is_remote(self) -> bool:
+        return not all(is_this_machine(host.name) for host in self.hosts)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start. With ``inherit`` the process keeps our environment and ``env`` comes on top; else ``env`` is all it gets.
+
+    ``files`` (path -> text) are written before the start. ``secrets`` are names in ``env`` whose values are never shown.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    inherit: bool = True
+    files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    secrets: frozenset[str] = frozenset()
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the process, where ``base`` is ours."""
+        return {**base, **self.env} if self.inherit else dict(self.env)
+
+    def shell(self, base: Mapping[str, str]) -> str:
+        """One line that does the same when it is pasted into a shell whose environment is ``base``.
+
+        A value that the shell has already is written ``NAME="$NAME"``: that is short, and keeps it out of logs. So is a
+        secret, which has to be exported before the line is pasted.
+        """
+        words: list[str] = []
+        for name, value in sorted(self.env.items()):
+            known = base.get(name) == value or name in self.secrets
+            if not known:
+                words.append(f"{name}={shlex.quote(value)}")
+            elif not self.inherit or base.get(name) != value:
+                words.append(f'{name}="${name}"')
+        if words or not self.inherit:
+            words = ["env", *(() if self.inherit else ("-i",)), *words]
+        return " ".join([*words, shlex.join(self.argv)])
+
+    def script(self, base: Mapping[str, str]) -> str:
+        """The files as here-documents, then the line of ``shell``."""
+        parts = []
+        for path, text in self.files.items():
+            end = "HVDTRAIN_END"
+            parts.append(f"cat > {shlex.quote(path)} <<'{end}'\n{text.removesuffix(chr(10))}\n{end}\n")
+        return "".join(parts) + self.shell(base)
+
+
+class Launcher(Protocol):
+    """Makes a command of a job. Its facts (paths, version of the MPI, are we root) are given to its constructor."""
+
+    @property
+    def name(self) -> str: ...
+
+    def unavailable_reason(self) -> str:
+        """Why it cannot be used here, or an empty string."""
+        ...
+
+    def command(self, job: Job) -> Command:
+        """Pure. UsageError if this launcher cannot do what the job asks for."""
+        ...
+
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_this_machine(name: str) -> bool:
+    """Whether the name says by itself that it is this machine. Other names are resolved where that is needed, not here."""
+    return name.lower() in LOCAL_NAMES
+
+
+def fit(hosts: Sequence[Host], np: int, *, source: str, oversubscribe: bool = False) -> tuple[Host, ...]:
+    """The hosts that ``np`` ranks use, each with exactly the slots they use; every launcher is told these numbers.
+
+    With ``oversubscribe`` the ranks that are left over go round the hosts, one by one. UsageError if they do not fit.
+    """
+    if np < 1:
+        raise UsageError(f"-np must be a positive integer, got {np}", "write for example -np 2")
+    total = sum(host.slots for host in hosts)
+    if np > total and not oversubscribe:
+        raise UsageError(too_many(hosts, np, total, source), f"use -np {total}, raise the slots, or add --oversubscribe")
+    rounds, rest = divmod(max(np - total, 0), len(hosts))
+    used, left = [], np
+    for number, host in enumerate(hosts):
+        slots = min(left, host.slots + rounds + (number < rest))
+        if slots == 0:
+            break
+        used.append(replace(host, slots=slots))
+        left -= slots
+    return tuple(used)
+
+
+def too_many(hosts: Sequence[Host], np: int, total: int, source: str) -> str:
+    """The sentence for more ranks than slots."""
+    offered = [f"{host.name}: {host.slots}" for host in hosts[:8]]
+    offered += [f"... {len(hosts) - 8} more hosts"] if len(hosts) > 8 else []
+    slots = "slot" if total == 1 else "slots"
+    return f"{np} processes requested, '{source}' offers {total} {slots} ({', '.join(offered)})"
+
+
+def place(hosts: Sequence[Host]) -> tuple[Slot, ...]:
+    """Ranks in order: all slots of the first host, then those of the next."""
+    slots: list[Slot] = []
+    seen: dict[int, int] = {}  # local rank -> hosts that had it
+    for node_rank, host in enumerate(hosts):
+        for local_rank in range(host.slots):
+            cross_rank = seen.get(local_rank, 0)
+            seen[local_rank] = cross_rank + 1
+            slots.append(Slot(len(slots), host, local_rank, host.slots, node_rank, cross_rank))
+    return tuple(slots)

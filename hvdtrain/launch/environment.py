@@ -1,0 +1,152 @@
+"""Which variables reach the ranks: an explicit list, so that a job does not depend on whatever the shell happened to hold.
+
+A variable is passed if its name matches ``ALLOWED`` or a pattern of the user's (``--env NAME``, ``--env 'WANDB_*'``), or if the
+user gives its value. Names that no shell can hold, such as exported bash functions, are left out: launchers that go through a
+remote shell break on them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+
+#: Passed without being asked for: what finds programs and libraries, and what the libraries of training read.
+#: CUDA_VISIBLE_DEVICES is not here: it names this machine's devices; local ranks inherit it, other hosts have their own.
+ALLOWED = (
+    *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
+    *(
+        "HVDTRAIN_*",
+        "HOROVOD_*",
+        "NCCL_*",
+        "UCX_*",
+        "UCC_*",
+        "FI_*",
+        "GLOO_*",
+        "TORCH_*",
+        "PYTORCH_*",
+        "TF_*",
+        "XLA_*",
+        "KERAS_*",
+    ),
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "MALLOC_*", "CUDA_*", "NVIDIA_*", "HF_*"),
+    *("LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+)
+#: Never passed without being named: another process's identity or this machine's devices.
+_OURS_ALONE = (
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_LOCAL_*",
+    "HOROVOD_CROSS_*",
+    "HOROVOD_GLOO_RENDEZVOUS_*",
+    "*CUDA_VISIBLE_DEVICES",
+)
+
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|API_?KEY|(ACCESS|PRIVATE|AUTH|ENCRYPTION)_?KEY", re.IGNORECASE
+)
+_PORTABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What goes to the ranks, and the names that were left out with the reason."""
+
+    values: Mapping[str, str]
+    left_out: Mapping[str, str]
+    #: names that the user asked for one by one; leaving one of these out is an error, not a note
+    asked: frozenset[str] = frozenset()
+
+
+def is_secret(name: str) -> bool:
+    """Whether a value under this name looks like one that must not be seen."""
+    return _SECRET.search(name) is not None
+
+
+def is_portable(name: str) -> bool:
+    return _PORTABLE.fullmatch(name) is not None
+
+
+def secrets(names: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name for name in names if is_secret(name))
+
+
+def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mapping[str, str] | None = None) -> Selection:
+    """Choose from ``environ``.
+
+    Args:
+        wanted: the user's ``--env`` items: NAME, PATTERN* or NAME=VALUE.
+        given: values from ``--env-file``; a later ``--env NAME=VALUE`` wins over them.
+
+    Raises:
+        UsageError: a NAME that is not set, or a secret's value on the command line.
+    """
+    values: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    asked = set(given or {})
+    for name, value in environ.items():
+        if not matches(name, ALLOWED) or matches(name, _OURS_ALONE):
+            continue
+        if is_secret(name):
+            left_out[name] = "looks like a secret; name it with --env to pass it"
+        elif not is_portable(name):
+            left_out[name] = "its name has characters that a shell cannot hold"
+        else:
+            values[name] = value
+    values.update(given or {})
+    for item in wanted:
+        name, equals, value = item.partition("=")
+        if not name:
+            raise UsageError(f"--env '{item}' has no name", "write --env NAME, --env 'NAME*' or --env NAME=VALUE")
+        if equals:
+            if is_secret(name):
+                raise UsageError(
+                    f"--env {name}=... puts a secret on the command line, where every user of this machine can read it",
+                    f"export {name} and write --env {name}, or put it into a file: --env-file FILE",
+                )
+            found = {name: value}
+        elif any(char in name for char in "*?["):
+            found = {known: environ[known] for known in environ if fnmatch.fnmatchcase(known, name)}
+        elif name in environ:
+            found = {name: environ[name]}
+        else:
+            raise UsageError(f"--env {name}: this variable is not set here", f"export it first, or write --env {name}=VALUE")
+        values.update(found)
+        asked.update(found)
+    return Selection(values, {name: why for name, why in left_out.items() if name not in values}, frozenset(asked))
+
+
+def read_file(path: str | Path) -> dict[str, str]:
+    """``NAME=VALUE`` lines; quoting as in a shell (values may span lines), comments with ``#``, an optional ``export``."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--env-file '{path}' cannot be read: {error}", "write one NAME=VALUE on each line") from None
+    stream = io.StringIO(text)
+    reader = shlex.shlex(stream, posix=True)
+    reader.whitespace_split = True
+    values: dict[str, str] = {}
+    while True:
+        try:
+            word = reader.get_token()
+        except ValueError:
+            raise UsageError(f"{path}:{reader.lineno}: a quote is not closed", 'write NAME="a value"') from None
+        if word is None:
+            return values
+        name, equals, value = word.partition("=")
+        if word == "export":
+            continue
+        if not equals or not is_portable(name):
+            line = text.count("\n", 0, max(stream.tell() - 1, 0)) + 1
+            raise UsageError(f"{path}:{line}: '{name[:20]}' is not NAME=VALUE", 'quote values with spaces: NAME="a value"')
+        values[name] = value
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

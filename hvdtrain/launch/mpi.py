@@ -1,0 +1,95 @@
+"""Which MPI a ``mpirun`` belongs to; their options differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import Job
+
+Kind = Literal["openmpi", "mpich", "intel"]
+
+_TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
+_SYSTEM_PREFIXES = ("", "/", "/usr")
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI installation. ``prefix`` is the folder that holds its bin and lib."""
+
+    kind: Kind
+    version: tuple[int, ...]
+    mpirun: str
+    prefix: str = ""
+
+    @property
+    def major(self) -> int:
+        return self.version[0] if self.version else 0
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (_TITLES[self.kind], ".".join(map(str, self.version)))))
+
+    @property
+    def mca(self) -> str:
+        """The option that sets a parameter of Open MPI's launching part, which is a project of its own since version 5."""
+        return "-mca" if self.major < 5 else "--prtemca"
+
+    def daemon_args(self, job: Job) -> tuple[str, ...]:
+        """Open MPI's options for its daemons on other hosts: where they are, and how to notice that a host went silent."""
+        if self.kind != "openmpi" or not job.is_remote:
+            return ()
+        args = [] if self.prefix in _SYSTEM_PREFIXES else ["--prefix", self.prefix]
+        # Without these mpirun waits 8 minutes for a host that lost power or its cable; with them, 10 seconds.
+        keepalive = {"time": "5", "intvl": "2", "probes": "3"}
+        for name, value in keepalive.items():
+            args += [self.mca, f"oob_tcp_keepalive_{name}", value]
+        if any("." in host.name and not _is_ipv4(host.name) for host in job.hosts):
+            args += [self.mca, "orte_keep_fqdn_hostnames" if self.major < 5 else "prte_keep_fqdn_hostnames", "1"]
+        return tuple(args)
+
+    def ssh_args(self, job: Job) -> tuple[str, ...]:
+        """Open MPI's options for its ssh."""
+        if self.kind != "openmpi" or not job.is_remote:
+            return ()
+        name = "plm_rsh" if self.major < 5 else "plm_ssh"
+        options = job.ssh.argv()
+        args = [self.mca, f"{name}_args", _joined(options)] if options else []
+        if len(job.hosts) >= 64:
+            args += [self.mca, f"{name}_num_concurrent", str(len(job.hosts))]
+        return tuple(args)
+
+
+def parse_version(text: str, mpirun: str, prefix: str = "") -> Mpi:
+    """What ``mpirun --version`` printed -> the MPI. UsageError if it is none that we know."""
+    for pattern, kind in _VERSIONS:
+        match = re.search(pattern, text)
+        if match:
+            return Mpi(kind, tuple(int(part) for part in re.findall(r"\d+", match[1] or "")[:3]), mpirun, prefix)
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
+    raise UsageError(
+        f"{mpirun} belongs to no MPI that is known here; 'mpirun --version' says: {first[:100]}",
+        "put Open MPI, MPICH or Intel MPI first on PATH, or use --launcher srun or --launcher local",
+    )
+
+
+_VERSIONS: Sequence[tuple[str, Kind]] = (
+    (r"\((?:Open MPI|OpenRTE|PRRTE)\)\s*([\d.]*)", "openmpi"),
+    (r"Intel\(R\) MPI Library[^\d]*Version\s*([\d.]*)", "intel"),
+    (r"HYDRA build details:\s*(?:Version:\s*([\d.]+))?", "mpich"),
+    (r"MPICH[^\d]*([\d.]*)", "mpich"),
+)
+
+
+def _joined(options: Sequence[str]) -> str:
+    """ssh options as the one value that Open MPI splits at blanks."""
+    odd = next((option for option in options if re.search(r"[\s'\"]", option)), None)
+    if odd is not None:
+        raise UsageError(f"Open MPI splits ssh options at blanks, so it cannot pass {odd!r}", "put it into ~/.ssh/config")
+    return " ".join(options)
+
+
+def _is_ipv4(name: str) -> bool:
+    return re.fullmatch(r"[0-9.]+", name) is not None

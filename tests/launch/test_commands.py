@@ -1,0 +1,214 @@
+"""Every builder against a golden file. To write them anew after a deliberate change: HVDTRAIN_UPDATE_GOLDEN=1 pytest ..."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import Command, Elastic, Host, Job, Launcher, Ssh, fit, hostfile, place
+from hvdtrain.launch.horovodrun import Horovodrun
+from hvdtrain.launch.mpi import Mpi, parse_version
+from hvdtrain.launch.mpirun import OpenMpi
+
+GOLDEN = Path(__file__).parent / "golden"
+BASE = {"PATH": "/opt/env/bin:/usr/bin", "HOME": "/home/al", "PYTHONPATH": "/src"}
+ENV = {"PATH": BASE["PATH"], "PYTHONPATH": "/src", "OMP_NUM_THREADS": "1", "NOTE": 'it\'s a "b" $c'}
+ARGV = ("/opt/env/bin/python", "-m", "hvdtrain", "train", "a recipe.py", "--run-dir", "runs/r", "--set", "note='$HOME'", "")
+
+UNEQUAL = (Host("node1", 3), Host("node2", 1))
+LOCAL = (Host("localhost", 2),)
+
+OMPI4 = Mpi("openmpi", (4, 1, 8), "/opt/env/bin/mpirun", "/opt/env")
+OMPI4_SYSTEM = Mpi("openmpi", (4, 1, 4), "/usr/bin/mpirun", "/usr")
+OMPI5 = Mpi("openmpi", (5, 0, 11), "/opt/env/bin/mpirun", "/opt/env")
+
+
+def job(hosts: tuple[Host, ...] = UNEQUAL, **more: object) -> Job:
+    return Job(ARGV, hosts, sum(host.slots for host in hosts), ENV, cwd="/work dir", launch_dir="runs/r/launch", **more)  # type: ignore[arg-type]
+
+
+def horovodrun(mpi: Mpi | None = OMPI4) -> Horovodrun:
+    return Horovodrun("/opt/env/bin/horovodrun", mpi, tuple(BASE.items()))
+
+
+SSH = Ssh(2222, "/keys/id", ())
+OPTIONS = Ssh(2222, "/keys/id", ("-o", "ConnectTimeout=5"))
+MANY = tuple(Host(f"node{number:03}", 8) for number in range(300))
+
+CASES: dict[str, tuple[Launcher, Job]] = {
+    "horovodrun-mpi-local": (horovodrun(), job(LOCAL)),
+    "horovodrun-mpi": (horovodrun(), job(nics=("eth0",), ssh=SSH)),
+    "horovodrun-mpi5": (horovodrun(OMPI5), job()),
+    "horovodrun-gloo": (horovodrun(None), job(controller="gloo", nics=("eth0", "eth1"), ssh=SSH)),
+    "horovodrun-elastic": (horovodrun(None), job(controller="gloo", elastic=Elastic(2, 8, "./discover.sh"))),
+    "openmpi4-local": (OpenMpi(OMPI4, root=True), job(LOCAL)),
+    "openmpi4": (OpenMpi(OMPI4), job(nics=("eth0",), ssh=OPTIONS, launcher_args=("--mca", "pml", "ucx"))),
+    "openmpi4-system": (OpenMpi(OMPI4_SYSTEM), job()),
+    "openmpi4-fqdn": (OpenMpi(OMPI4), job((Host("a.x.svc", 1), Host("a.y.svc", 1)))),
+    "openmpi4-users": (OpenMpi(OMPI4), job((Host("node1", 2, "al"), Host("node2", 2, "bo")))),
+    "openmpi4-many": (OpenMpi(OMPI4), job(MANY)),
+    "openmpi5": (OpenMpi(OMPI5, root=True), job(nics=("eth0",), ssh=OPTIONS)),
+}
+
+
+def shown(command: Command) -> str:
+    """A golden file: the shell line with a word a line, so that a change is easy to see in a diff."""
+    line = command.shell(BASE)
+    files = command.script(BASE).removesuffix(line)
+    if len(files) > 2000:
+        files = f"{files[:200]}\n... {len(files)} characters\n"
+    words = [re.sub(r"^(\w+)=\$(\w+)$", r'\1="$\2"', word) for word in shlex.split(line)]
+    return files + " \\\n  ".join(word if '="$' in word else shlex.quote(word) for word in words) + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_command_is_the_golden_one(name: str) -> None:
+    launcher, the_job = CASES[name]
+    text = shown(launcher.command(the_job))
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("HVDTRAIN_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_there_is_no_golden_file_that_nothing_compares() -> None:
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_printed_line_pasted_into_a_shell_is_the_same_argv_and_environment(name: str, tmp_path: Path) -> None:
+    launcher, the_job = CASES[name]
+    command = launcher.command(the_job)
+    show = tmp_path / "show"
+    show.write_text(f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:], sorted(os.environ.items()))\n")
+    show.chmod(0o755)
+    stand_in = Command((str(show), *command.argv[1:]), command.env, command.inherit)
+    pasted = subprocess.run(["/bin/sh", "-c", stand_in.shell(BASE)], env=BASE, capture_output=True, text=True, check=True)
+    direct = subprocess.run(stand_in.argv, env=stand_in.environment(BASE), capture_output=True, text=True, check=True)
+    drop = "('PWD', "  # a shell sets this one itself
+    assert [part for part in pasted.stdout.split("), ") if drop not in part] == [
+        part for part in direct.stdout.split("), ") if drop not in part
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_arguments_of_the_program_come_last_and_unchanged(name: str) -> None:
+    launcher, the_job = CASES[name]
+    assert launcher.command(the_job).argv[-len(ARGV) :] == ARGV
+
+
+def test_a_secret_is_in_no_argument_and_not_in_what_is_printed() -> None:
+    secret = Job(("train",), UNEQUAL, 4, {"HF_TOKEN": "hunter2"})
+    for launcher in (OpenMpi(OMPI4), OpenMpi(OMPI5), horovodrun()):
+        command = launcher.command(secret)
+        assert not any("hunter2" in word for word in command.argv)
+        assert command.environment({})["HF_TOKEN"] == "hunter2"
+        assert "hunter2" not in command.script({}) + command.script({"HF_TOKEN": "hunter2"})
+        assert 'HF_TOKEN="$HF_TOKEN"' in command.script({})
+
+
+REFUSED = {
+    "ipv6": (horovodrun(), job((Host("fd00::1"), Host("b"))), "horovodrun cannot reach IPv6 addresses"),
+    "user": (horovodrun(), job((Host("a", user="al"), Host("b"))), "no user or port of a single host"),
+    "ssh options": (horovodrun(), job(ssh=OPTIONS), "horovodrun takes no ssh options"),
+    "mpich": (horovodrun(Mpi("mpich", (5, 0, 2), "mpirun")), job(), "horovodrun does not recognise MPICH 5.0.2"),
+    "no mpi": (horovodrun(None), job(), "horovodrun --mpi needs mpirun"),
+    "too many": (horovodrun(), job(tuple(Host(f"node{n:05}", 8) for n in range(10_000))), "too long for horovodrun"),
+    "gloo secret": (horovodrun(), Job(("x",), LOCAL, 2, {"MY_TOKEN": "s"}, "gloo"), "would show the secret MY_TOKEN"),
+    "odd name": (horovodrun(), Job(("x",), LOCAL, 2, {"A.B": "s"}), "cannot pass the variable 'A.B'"),
+    "elastic": (OpenMpi(OMPI4), job(elastic=Elastic(1, 2, "d")), "mpirun cannot change the number of ranks"),
+    "port": (OpenMpi(OMPI4), job((Host("a", port=22), Host("b"))), "cannot take an IPv6 address or a port"),
+    "blank in ssh": (OpenMpi(OMPI4), job(ssh=Ssh(options=("-o", "ProxyCommand=a b"))), "splits ssh options at blanks"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_launcher_cannot_do_is_refused_before_anything_starts(name: str) -> None:
+    launcher, the_job, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message) as caught:
+        launcher.command(the_job)
+    assert caught.value.hint
+
+
+VERSIONS = {
+    "mpirun (Open MPI) 4.1.6\n\nReport bugs to http://www.open-mpi.org/community/help/": ("openmpi", (4, 1, 6)),
+    "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/": ("openmpi", (5, 0, 11)),
+    "mpirun (OpenRTE) 4.0.3": ("openmpi", (4, 0, 3)),
+    "HYDRA build details:\n    Version:                                 5.0.2\n    Release Date: x": ("mpich", (5, 0, 2)),
+    "Intel(R) MPI Library for Linux* OS, Version 2021.12 Build 20240213 (id: 4f55822)\n": ("intel", (2021, 12)),
+}
+
+
+@pytest.mark.parametrize("text", VERSIONS)
+def test_the_mpi_is_told_from_its_version_text(text: str) -> None:
+    mpi = parse_version(text, "mpirun")
+    assert (mpi.kind, mpi.version) == VERSIONS[text]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "mpirun: something else 1.0", "bash: mpirun: command not found"])
+def test_an_unknown_mpi_is_named_as_unknown(text: str) -> None:
+    with pytest.raises(UsageError, match="belongs to no MPI that is known here"):
+        parse_version(text, "/usr/bin/mpirun")
+
+
+def test_more_ranks_than_slots_says_what_there_is() -> None:
+    with pytest.raises(UsageError) as caught:
+        fit((Host("node01", 4), Host("node02", 2)), 8, source="hosts")
+    assert caught.value.message == "8 processes requested, 'hosts' offers 6 slots (node01: 4, node02: 2)"
+    assert caught.value.hint == "use -np 6, raise the slots, or add --oversubscribe"
+    with pytest.raises(UsageError, match="2 processes requested, '-H localhost' offers 1 slot "):
+        fit((Host("localhost", 1),), 2, source="-H localhost")
+    for count in (0, -1):
+        with pytest.raises(UsageError, match="-np must be a positive integer"):
+            fit((Host("a"),), count, source="hosts")
+
+
+FITS = {
+    (6, False): ((3, 1, 2), [3, 1, 2]),
+    (5, False): ((3, 1, 2), [3, 1, 1]),
+    (3, False): ((3, 1, 2), [3]),
+    (8, True): ((3, 1, 2), [4, 2, 2]),
+    (13, True): ((3, 1, 2), [6, 3, 4]),
+}
+
+
+@pytest.mark.parametrize("case", FITS)
+def test_each_host_gets_exactly_the_slots_that_are_used(case: tuple[int, bool]) -> None:
+    slots, expected = FITS[case]
+    hosts = [Host(f"h{number}", count) for number, count in enumerate(slots)]
+    used = fit(hosts, case[0], source="hosts", oversubscribe=case[1])
+    assert [host.slots for host in used] == expected
+    assert sum(expected) == case[0]
+
+
+def test_places_of_uneven_slots() -> None:
+    places = place([Host("a", 3), Host("b", 1), Host("c", 2)])
+    rows = [(slot.rank, slot.host.name, slot.local_rank, slot.local_size, slot.node_rank, slot.cross_rank) for slot in places]
+    assert rows == [
+        (0, "a", 0, 3, 0, 0),
+        (1, "a", 1, 3, 0, 0),
+        (2, "a", 2, 3, 0, 0),
+        (3, "b", 0, 1, 1, 1),
+        (4, "c", 0, 2, 2, 2),
+        (5, "c", 1, 2, 2, 1),
+    ]
+
+
+def test_ten_thousand_hosts_take_under_a_second() -> None:
+    text = "".join(f"node{number:05} slots=8\n" for number in range(10_000))
+    start = time.perf_counter()
+    parsed = hostfile.parse(text)
+    used = fit(parsed.hosts, parsed.slots, source="hosts")
+    places = place(used)
+    command = OpenMpi(OMPI4).command(Job(ARGV, used, parsed.slots, ENV, launch_dir="runs/r/launch"))
+    elapsed_s = time.perf_counter() - start
+    assert (len(places), max(map(len, command.argv)) < 128 * 1024) == (80_000, True)
+    assert elapsed_s < 1.0

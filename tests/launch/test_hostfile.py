@@ -1,0 +1,191 @@
+"""The hostfile parser: every dialect, one rule about slots, all mistakes at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import Host, hostfile
+from hvdtrain.launch.hostfile import HostfileError, parse, parse_option
+
+A2, B4 = Host("a", 2), Host("b", 4)
+
+ACCEPTED = {
+    "open mpi, horovod, deepspeed": ("a slots=2\nb slots=4\n", (A2, B4)),
+    "mpich and intel": ("a:2\nb:4\n", (A2, B4)),
+    "both in one file": ("a slots=2\nb:4\n", (A2, B4)),
+    "command line list in a file": ("a:2,b:4\n", (A2, B4)),
+    "lsf pairs": ("a 2 b 4\n", (A2, B4)),
+    "pbs: a line for each slot": ("a\na\nb\nb\nb\nb\n", (A2, B4)),
+    "other spellings": ("a count=2\nb cpu=4\n", (A2, B4)),
+    "blanks around =": ("a slots = 2\nb slots =4\n", (A2, B4)),
+    "blank lines, blanks at the end, tabs": ("\n\na \t slots=2   \n\t\nb\tslots=4\t\n\n", (A2, B4)),
+    "carriage returns": ("a slots=2\r\nb slots=4\r\n", (A2, B4)),
+    "no newline at the end": ("a slots=2\nb slots=4", (A2, B4)),
+    "comments": ("# all\n// of\n  # them\na slots=2 # two\nb slots=4 // four\n#b slots=0\n", (A2, B4)),
+    "maximum": ("a slots=2 max_slots=8\nb slots=1 max-slots=2", (Host("a", 2, max_slots=8), Host("b", 1, max_slots=2))),
+    "users and ports": ("al@a slots=2 port=2222\nb:4 username=bo", (Host("a", 2, "al", 2222), Host("b", 4, "bo"))),
+    "ipv6 in brackets": ("[fd00::1] slots=2\n[FD00:0::2]:4", (Host("fd00::1", 2), Host("fd00::2", 4))),
+    "ipv4": ("10.0.0.1:2\n10.0.0.2 slots=4", (Host("10.0.0.1", 2), Host("10.0.0.2", 4))),
+    "ranges": ("n[08-10]:2\ng[1,3] slots=4", (*(Host(f"n{k}", 2) for k in ("08", "09", "10")), Host("g1", 4), Host("g3", 4))),
+    "same short name, other domain": ("a.x.svc:2\na.y.svc:4", (Host("a.x.svc", 2), Host("a.y.svc", 4))),
+    "underscores": ("my_app_1:2", (Host("my_app_1", 2),)),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_each_accepted_form_gives_its_hosts(name: str) -> None:
+    text, hosts = ACCEPTED[name]
+    parsed = parse(text)
+    assert parsed.hosts == hosts
+    assert parsed.warnings == ()
+
+
+MISTAKES = {
+    "a slots=four": "hosts:1: 'slots' must be a positive integer, got 'slots=four'",
+    "a slots=0": "hosts:1: 'slots' must be a positive integer, got 'slots=0'",
+    "a slots=-1": "hosts:1: 'slots' must be a positive integer, got 'slots=-1'",
+    "a slots=": "hosts:1: 'slots' must be a positive integer, got 'slots='",
+    "a slots=٣": "hosts:1: 'slots' must be a positive integer, got 'slots=٣'",
+    "a:four": "hosts:1: 'slots' must be a positive integer, got 'a:four'",
+    "a:0": "hosts:1: 'slots' must be a positive integer, got 'a:0'",
+    "a:": "hosts:1: 'slots' must be a positive integer, got 'a:'",
+    "a slots=2 slots=3": "hosts:1: 'slots' is given twice",
+    "a:2 slots=3": "hosts:1: slots are given twice, 'a:2' and 'slots=3'",
+    "a slots=4 max_slots=2": "hosts:1: max_slots=2 is less than slots=4",
+    "a slots=2\nb slots=2\na slots=2": "hosts:3: host 'a' is named again, first on hosts:1, and its slots are stated",
+    "a\nb:1\na slots=2": "hosts:3: host 'a' is named again, first on hosts:1, and its slots are stated",
+    "A:2\na:2": "hosts:2: host 'a' is named again, first on hosts:1, and its slots are stated",
+    "root@a:2\nalice@a:2": "hosts:2: host 'a' is named again, first on hosts:1, and its slots are stated",
+    "root@a\nalice@a": "hosts:2: host 'a' has another user or port on hosts:1",
+    "a b": "hosts:1: unexpected word 'b' after the host name",
+    "a cores=4": "hosts:1: unknown setting 'cores' in 'cores=4'",
+    "4": "hosts:1: '4' is a number, not a host name",
+    "fd00::1": "hosts:1: 'fd00::1' looks like an IPv6 address without brackets",
+    "[fd00::1": "hosts:1: '[' without ']' in '[fd00::1'",
+    "[fd00::1]2": "hosts:1: unexpected '2' after the address in '[fd00::1]2'",
+    "[fe80::1%eth0]:2": "hosts:1: '[fe80::1%eth0]' is not an IPv6 address",
+    "-oProxyCommand=sh": "hosts:1: host name '-oProxyCommand=sh' begins with '-'",
+    "a;reboot": "hosts:1: host name 'a;reboot' contains ';'",
+    "$(id):2": "hosts:1: '$(id)' is not a host name",
+    "a`id`": "hosts:1: host name 'a`id`' contains '`'",
+    "-l@a": "hosts:1: '-l' is not a user name",
+    "@a": "hosts:1: the user before '@' is empty",
+    "nodé:2": "hosts:1: host name 'nodé' contains 'é'",
+    "a,,b": "hosts:1: empty host name in 'a,,b'",
+    "n[1-x]": "hosts:1: 'x' in 'n[1-x]' is not a number or a range such as 01-16",
+    "n[3-1]": "hosts:1: range '3-1' in 'n[3-1]' runs backwards",
+    "n[1-999999999]": "hosts:1: 'n[1-999999999]' stands for more than 100000 names",
+    "n1]": "hosts:1: ']' without '[' in 'n1]'",
+    "a port=70000": "hosts:1: 'port' is at most 65535, got 'port=70000'",
+    "": "hosts: no host in it",
+    "# only a comment": "hosts: no host in it",
+}
+MISTAKES["n[1-x]"] = "hosts:1: '1-x' in 'n[1-x]' is not a number or a range such as 01-16"
+
+
+@pytest.mark.parametrize("text", MISTAKES)
+def test_each_mistake_is_named_with_its_line_and_a_hint(text: str) -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse(text)
+    assert caught.value.message.splitlines()[0] == MISTAKES[text]
+    assert caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+def test_all_mistakes_of_a_file_come_together() -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse("node01 slots=4\nnode02 slots=four\n\nnode03 cores=2\nnode01:4\n")
+    assert [mistake.line for mistake in caught.value.mistakes] == [2, 4, 5]
+    assert str(caught.value) == (
+        "hosts:2: 'slots' must be a positive integer, got 'slots=four'\n"
+        "    node02 slots=four\n"
+        "hosts:4: unknown setting 'cores' in 'cores=2'\n"
+        "    node03 cores=2\n"
+        "hosts:5: host 'node01' is named again, first on hosts:1, and its slots are stated\n"
+        "    node01:4\n"
+        "Hint: write 'node02 slots=4'; use slots=, max_slots=, user= and port=; "
+        "name 'node01' once, with all its slots: 'node01 slots=4'"
+    )
+
+
+def test_a_thousand_mistakes_do_not_fill_the_screen() -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse("a slots=x\n" * 1000)
+    assert len(caught.value.mistakes) == 1000
+    assert str(caught.value).count("\n") < 50
+
+
+def test_a_control_character_in_a_file_does_not_reach_the_terminal() -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse("a\x1b[31m:2")
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_bare_name_is_one_slot_with_a_warning_and_a_mistake_under_strict() -> None:
+    parsed = parse("a:2\nworker-0\nworker-1\n")
+    assert parsed.hosts == (A2, Host("worker-0"), Host("worker-1"))
+    assert parsed.warnings == (
+        "hosts:2: 'worker-0' (and 1 more hosts) has no slots, taken as 1; write 'worker-0 slots=4' or 'worker-0:4'",
+    )
+    with pytest.raises(HostfileError) as caught:
+        parse("a:2\nworker-0\nworker-1\n", strict=True)
+    assert [(mistake.line, mistake.hint) for mistake in caught.value.mistakes] == [
+        (2, "write 'worker-0 slots=4' or 'worker-0:4'"),
+        (3, "write 'worker-1 slots=4' or 'worker-1:4'"),
+    ]
+
+
+@pytest.mark.parametrize("lines", [2, 64])
+def test_a_hostfile_of_many_lines_becomes_the_exact_horovodrun_list(lines: int) -> None:
+    parsed = parse("".join(f"h{number} slots=8\n" for number in range(lines)))
+    assert hostfile.render(parsed.hosts, "horovod") == ",".join(f"h{number}:8" for number in range(lines)) + "\n"
+    assert parsed.slots == 8 * lines
+
+
+def test_the_command_line_list() -> None:
+    assert parse_option("a:2,n[1-2]:4,[::2]:1").hosts == (A2, Host("n1", 4), Host("n2", 4), Host("::2", 1))
+    assert parse_option("localhost").warnings == (
+        "-H, item 1: 'localhost' has no slots, taken as 1; write 'localhost slots=4' or 'localhost:4'",
+    )
+    with pytest.raises(UsageError, match="empty host name between commas"):
+        parse_option("a:2,,b:2")
+
+
+def test_a_missing_file_is_an_error_and_never_a_local_run(tmp_path: Path) -> None:
+    for path in (tmp_path / "nope", tmp_path):
+        with pytest.raises(UsageError) as caught:
+            hostfile.read(path)
+        assert str(path) in caught.value.message
+        assert caught.value.exit_code == 2
+    (tmp_path / "binary").write_bytes(b"a:2\n\xff\xfe")
+    with pytest.raises(HostfileError, match="binary:2: byte 0xff"):
+        hostfile.read(tmp_path / "binary")
+
+
+def test_a_dialect_refuses_what_it_cannot_say() -> None:
+    with pytest.raises(UsageError, match="the mpich dialect cannot say port"):
+        hostfile.render([Host("a", 2, port=22)], "mpich")
+    with pytest.raises(UsageError, match="the openmpi dialect cannot say IPv6"):
+        hostfile.render([Host("::1", 2)], "openmpi")
+
+
+RENDERED = {
+    "hvdtrain": "al@n01 slots=2 max_slots=4 port=22\n[fd00::1] slots=1\n",
+    "ranges": "al@n01 slots=2 max_slots=4 port=22\n[fd00::1] slots=1\n",
+}
+
+
+@pytest.mark.parametrize("dialect", RENDERED)
+def test_rendering_keeps_every_detail(dialect: str) -> None:
+    hosts = (Host("n01", 2, "al", 22, 4), Host("fd00::1", 1))
+    assert hostfile.render(hosts, dialect) == RENDERED[dialect]
+    assert parse(RENDERED[dialect]).hosts == hosts
+
+
+def test_ten_thousand_hosts_as_ranges_are_one_line() -> None:
+    hosts = tuple(Host(f"node{number:05}", 8) for number in range(10_000))
+    assert hostfile.render(hosts, "ranges") == "node[00000-09999] slots=8\n"
+    assert parse(hostfile.render(hosts, "ranges")).hosts == hosts

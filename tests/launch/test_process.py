@@ -1,0 +1,124 @@
+"""Running a command: exit codes, signals, nothing left behind. With real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.launch import Command, process
+
+RUNNER = """
+import os, sys
+from hvdtrain.launch import Command, process
+sys.exit(process.run(Command(tuple(sys.argv[1:])), os.environ))
+"""
+
+#: A stand-in for a launcher: two children, each writes its pid; how it takes SIGTERM is up to it.
+LAUNCHER = """
+trap '{trap}' TERM
+sleep 1000 & echo $! > "$0.a"
+sleep 1000 & echo $! > "$0.b"
+wait; wait; exit 3
+"""
+
+
+def start(tmp_path: Path, trap: str, *before: str) -> tuple[subprocess.Popen[bytes], list[int]]:
+    script = textwrap.dedent(LAUNCHER.format(trap=trap))
+    argv = [*before, sys.executable, "-c", RUNNER, "/bin/sh", "-c", script, str(tmp_path / "pid")]
+    running = subprocess.Popen(argv, cwd=Path(process.__file__).parents[2])
+    deadline = time.monotonic() + 20
+    files = [tmp_path / "pid.a", tmp_path / "pid.b"]
+    while not all(path.exists() and path.read_text().strip() for path in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return running, [int(path.read_text()) for path in files]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -11 $$", 139)])
+def test_the_exit_code_is_faithful(script: str, code: int) -> None:
+    assert process.run(Command(("/bin/sh", "-c", script)), os.environ) == code
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(HvdtrainError, match="cannot start /nope/mpirun: No such file or directory"):
+        process.run(Command(("/nope/mpirun",)), os.environ)
+
+
+def test_files_are_written_before_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "launch" / "hosts"
+    assert process.run(Command(("/bin/sh", "-c", f"grep -q 'a:2' {path}"), files={str(path): "a:2\n"}), os.environ) == 0
+
+
+def test_a_clean_environment_holds_nothing_but_what_it_is_given(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process.run(Command(("/bin/sh", "-c", f"/usr/bin/env > {out}"), {"ONLY": "a b\nc"}, inherit=False), {"LEAK": "1"})
+    assert "ONLY=a b\nc\n" in out.read_text()
+    assert "LEAK" not in out.read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_launcher_and_all_its_children(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    running, pids = start(tmp_path, "exit 1")
+    running.send_signal(number)
+    assert running.wait(timeout=5) == code
+    assert gone(pids, 2)
+
+
+def test_a_second_signal_kills_a_launcher_that_does_not_listen(tmp_path: Path) -> None:
+    running, pids = start(tmp_path, ":")
+    running.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    assert running.wait(timeout=3) == 130
+    assert gone(pids, 2)
+
+
+def test_when_we_are_killed_the_launcher_is_told_by_the_kernel(tmp_path: Path) -> None:
+    running, pids = start(tmp_path, "kill $(cat $0.a $0.b); exit 1")
+    running.kill()
+    running.wait()
+    assert gone(pids, 3)
+
+
+def test_hang_up_is_ignored_under_nohup(tmp_path: Path) -> None:
+    running, pids = start(tmp_path, "exit 1", "nohup")
+    running.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert running.poll() is None
+    assert all(map(alive, pids))
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=5) == 143
+
+
+def test_ctrl_c_in_a_script_does_not_end_a_job_in_its_background(tmp_path: Path) -> None:
+    """A shell that runs a script starts ``command &`` with SIGINT ignored; a later Ctrl-C on ``tail -f`` is not for the job."""
+    running, pids = start(tmp_path, "exit 1", "/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh")
+    running.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert running.poll() is None
+    assert all(map(alive, pids))
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=5) == 143
