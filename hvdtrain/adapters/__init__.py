@@ -1,0 +1,69 @@
+"""The contract between the training loop and a framework: one replica of one model, one update at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from hvdtrain.comm import Communicator
+from hvdtrain.errors import UsageError
+from hvdtrain.metrics import Means
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """One replica of a model in one framework.
+
+    What is fixed for the whole run (loss, metrics, precision, clipping) goes to the constructor of an adapter.
+    """
+
+    #: "torch", "tensorflow" or "numpy": which Horovod the ranks may meet over
+    framework: str
+    #: whether this rank's ``save`` must be called: true on one rank for each part of the model
+    owns_state: bool
+
+    def setup(self, comm: Communicator) -> None:
+        """Collective. Pin the device, wire gradient averaging over ``comm.world``. Called once, before all else."""
+
+    def sync(self, root: int = 0) -> None:
+        """Collective. Copy the model's and the optimizer's state from ``root`` to every rank."""
+
+    def train_step(self, batch: Any, *, lr: float | None, weight: float) -> Means:
+        """Collective. One update: forward, backward, reduce, apply.
+
+        The gradient applied is the sum over ranks of ``weight`` times the mean gradient of this rank's samples, which
+        is the exact mean over the global batch. A rank with an empty batch has weight 0 and takes part with zeros.
+
+        Args:
+            batch: this rank's arrays, samples on the first axis, possibly none.
+            lr: learning rate of this update; None leaves the optimizer's own.
+            weight: this rank's samples over the global batch's.
+
+        Returns:
+            means over this rank's samples, the same names on every rank and at every step.
+        """
+
+    def eval_step(self, batch: Any) -> Means:
+        """Means over this rank's samples. No collective."""
+
+    def save(self, directory: Path) -> None:
+        """Write model and optimizer into the empty ``directory``, in the framework's own format."""
+
+    def load(self, directory: Path) -> None:
+        """Read what ``save`` wrote."""
+
+
+def batch_pair(batch: Any) -> tuple[Any, Any, int]:
+    """Inputs, targets and the number of samples of a batch ``(inputs, targets)``.
+
+    Raises:
+        UsageError: the batch is no such pair.
+    """
+    if not (isinstance(batch, tuple) and len(batch) == 2):
+        found = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
+        raise UsageError(f"a batch must be a pair (inputs, targets), got {found}", "several inputs: ((a, b), targets)")
+    inputs, targets = batch
+    first = targets
+    while isinstance(first, (tuple, dict)):
+        first = next(iter(first.values() if isinstance(first, dict) else first))
+    return inputs, targets, len(first)

@@ -1,0 +1,89 @@
+"""Softmax regression in NumPy: the smallest whole adapter, and the one to read first.
+
+It needs no framework and no Horovod, so it also runs where neither is installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.comm import Communicator
+from hvdtrain.metrics import Mean, Means
+
+Array = NDArray[np.float64]
+
+
+class LinearAdapter:
+    """``softmax(x @ weights + bias)`` with cross entropy, trained by SGD with momentum.
+
+    Args:
+        features: length of an input row; inputs have shape (samples, features).
+        classes: number of classes; targets have shape (samples,) and hold class numbers.
+        lr: learning rate where the recipe gives none.
+        momentum: part of the last update that is kept.
+    """
+
+    framework = "numpy"
+
+    def __init__(self, features: int, classes: int, *, lr: float = 0.1, momentum: float = 0.9) -> None:
+        self.lr, self.momentum = lr, momentum
+        self.owns_state = True
+        #: weights (features, classes), with the bias as one more row
+        self.weights: Array = np.zeros((features + 1, classes))
+        self.velocity: Array = np.zeros_like(self.weights)
+
+    def setup(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.owns_state = comm.world.is_primary
+
+    def sync(self, root: int = 0) -> None:
+        self.weights, self.velocity = self._comm.broadcast((self.weights, self.velocity), name="state", root=root)
+
+    def train_step(self, batch: Any, *, lr: float | None, weight: float) -> Means:
+        inputs, targets = _rows(batch)
+        probabilities = _softmax(inputs @ self.weights)
+        means = _means(probabilities, targets)
+        # d(cross entropy) / d(logits) = probabilities - one_hot; the mean over no sample counts as zero.
+        errors = probabilities
+        errors[np.arange(len(targets)), targets] -= 1.0
+        local = inputs.T @ errors / max(len(targets), 1)
+        # The exact gradient of the global batch: each rank's mean, weighted by its part of the samples, summed.
+        total = self._comm.allreduce((weight * local).ravel(), name="gradient")
+        self.velocity = self.momentum * self.velocity + total.reshape(local.shape)
+        self.weights = self.weights - (self.lr if lr is None else lr) * self.velocity
+        return means
+
+    def eval_step(self, batch: Any) -> Means:
+        inputs, targets = _rows(batch)
+        return _means(_softmax(inputs @ self.weights), targets)
+
+    def save(self, directory: Path) -> None:
+        np.savez(directory / "linear.npz", weights=self.weights, velocity=self.velocity)
+
+    def load(self, directory: Path) -> None:
+        with np.load(directory / "linear.npz", allow_pickle=False) as saved:
+            if saved["weights"].shape != self.weights.shape:
+                raise ValueError(f"weights have shape {saved['weights'].shape}, the recipe's {self.weights.shape}")
+            self.weights, self.velocity = saved["weights"], saved["velocity"]
+
+
+def _rows(batch: Any) -> tuple[Array, NDArray[np.int64]]:
+    inputs, targets = batch
+    return np.hstack([inputs, np.ones((len(inputs), 1))]).astype(np.float64), np.asarray(targets, dtype=np.int64)
+
+
+def _softmax(logits: Array) -> Array:
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    result: Array = powers / powers.sum(axis=1, keepdims=True)
+    return result
+
+
+def _means(probabilities: Array, targets: NDArray[np.int64]) -> Means:
+    picked = probabilities[np.arange(len(targets)), targets]
+    hits = probabilities.argmax(axis=1) == targets if len(targets) else np.zeros(0)
+    count = len(targets)
+    return {"loss": Mean(-float(np.log(np.maximum(picked, 1e-300)).sum()), count), "accuracy": Mean(float(hits.sum()), count)}

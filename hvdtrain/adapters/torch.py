@@ -1,0 +1,178 @@
+"""PyTorch: any module, any optimizer, gradients reduced by Horovod while backward still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hvdtrain.adapters import batch_pair
+from hvdtrain.comm import Communicator
+from hvdtrain.errors import UsageError
+from hvdtrain.horovod import require
+from hvdtrain.metrics import Mean, Means
+
+#: a figure of (output, target): a scalar, the mean over the samples of the batch
+Figure = Callable[[Any, Any], torch.Tensor]
+
+
+class TorchAdapter:
+    """One replica of a ``torch.nn.Module``.
+
+    Args:
+        model: called with the inputs of a batch: one tensor, or the members of a tuple or a dict of them.
+        optimizer: over the model's parameters. It stays as it is; its state goes into checkpoints.
+        loss: ``loss(output, target)``, a scalar that is the mean over the samples.
+        metrics: more figures of (output, target), by name, each the mean over the samples.
+    """
+
+    framework = "torch"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss: Figure,
+        metrics: Mapping[str, Figure] | None = None,
+    ) -> None:
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.figures = {"loss": loss, **(metrics or {})}
+        self.device = torch.device("cpu")
+        self.owns_state = True
+        base = optimizer.param_groups[0]["lr"]
+        #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
+        self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
+        self._reducer: Any = None
+
+    def setup(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.owns_state = comm.world.is_primary
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", torch.cuda.current_device())
+            self.model.to(self.device)
+        if comm.world.size > 1:
+            require("torch")
+            import horovod.torch as hvd
+
+            hvd.init()
+            self._hvd = hvd
+            # Horovod's wrapper makes a new optimizer out of the groups of the one it is given, without its state, and
+            # works only with those whose constructor allows that. So it gets a plain SGD over the same parameters and
+            # does the reductions; the update stays with the user's own optimizer.
+            self._reducer = hvd.DistributedOptimizer(
+                torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.0),
+                named_parameters=[(f"gradient/{name}", p) for name, p in self.model.named_parameters() if p.requires_grad],
+                op=hvd.Sum,
+            )
+
+    def sync(self, root: int = 0) -> None:
+        if self._reducer is None:
+            return
+        mine = self._comm.world.rank == root
+        tensors: list[torch.Tensor] = []
+        state = self._state() if mine else None
+        shapes = _map_tensors(state, lambda tensor: _Shape(tuple(tensor.shape), tensor.dtype), torch.Tensor)
+        shapes = self._comm.broadcast(shapes, name="state/shapes", root=root)
+        if state is None:
+            state = _map_tensors(shapes, lambda shape: torch.empty(shape.size, dtype=shape.dtype, device=self.device), _Shape)
+        _map_tensors(state, tensors.append, torch.Tensor)
+        handles = [
+            self._hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)
+        ]
+        for handle in handles:
+            self._hvd.synchronize(handle)
+        if not mine:
+            self._set_state(state)
+
+    def train_step(self, batch: Any, *, lr: float | None, weight: float) -> Means:
+        if lr is not None:
+            for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
+                group["lr"] = lr * ratio
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        inputs, target, count = self._to_device(batch)
+        output = None
+        if count:
+            output = self._forward(inputs)
+            loss = self.loss(output, target)
+            if loss.dim() != 0:
+                raise UsageError(
+                    f"the loss must be a scalar, got shape {tuple(loss.shape)}", "return the mean over the samples, loss.mean()"
+                )
+            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        if self._reducer is not None:
+            # Gradients this rank did not compute, for want of samples or of use, take part as zeros.
+            self._reducer.synchronize()
+        self.optimizer.step()
+        with torch.no_grad():
+            known = {"loss": loss.detach()} if count else {}
+            return self._means(output, target, count, known)
+
+    @torch.no_grad()
+    def eval_step(self, batch: Any) -> Means:
+        self.model.eval()
+        inputs, target, count = self._to_device(batch)
+        return self._means(self._forward(inputs) if count else None, target, count, {})
+
+    def save(self, directory: Path) -> None:
+        torch.save(self._state(), directory / "torch.pt")
+
+    def load(self, directory: Path) -> None:
+        self._set_state(torch.load(directory / "torch.pt", map_location=self.device, weights_only=True))
+
+    def _state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def _set_state(self, state: Any) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def _forward(self, inputs: Any) -> Any:
+        if isinstance(inputs, dict):
+            return self.model(**inputs)
+        if isinstance(inputs, tuple):
+            return self.model(*inputs)
+        return self.model(inputs)
+
+    def _to_device(self, batch: Any) -> tuple[Any, Any, int]:
+        """Inputs, target and number of samples of a batch, as tensors that share memory with its arrays where they can."""
+        inputs, target, count = batch_pair(batch)
+        return self._tensors(inputs), self._tensors(target), count
+
+    def _tensors(self, arrays: Any) -> Any:
+        if isinstance(arrays, dict):
+            return {name: self._tensors(array) for name, array in arrays.items()}
+        if isinstance(arrays, tuple):
+            return tuple(self._tensors(array) for array in arrays)
+        return torch.from_numpy(arrays).to(self.device)
+
+    def _means(self, output: Any, target: Any, count: int, known: Mapping[str, torch.Tensor]) -> Means:
+        if not count:
+            return dict.fromkeys(self.figures, Mean())
+        return {
+            name: Mean.of(known[name] if name in known else figure(output, target), count)
+            for name, figure in self.figures.items()
+        }
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a rank must know to make room for another rank's tensor."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _map_tensors(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:
+    """Apply ``function`` to the leaves of type ``leaf`` of nested dicts, lists and tuples, in order."""
+    if isinstance(tree, leaf):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {name: _map_tensors(value, function, leaf) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_map_tensors(value, function, leaf) for value in tree)
+    return tree

@@ -1,0 +1,28 @@
+"""Watchers of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hvdtrain.state import TrainState
+
+
+class Callback:
+    """Override what is of interest. A callback runs on every rank and must not communicate.
+
+    A returned text is a reason to stop: it enters the next vote of the ranks, which all of them follow.
+    """
+
+    def on_start(self, state: TrainState) -> None:
+        """Before the first step; ``state`` is not at 0 in a resumed run."""
+
+    def on_step_end(self, state: TrainState) -> str | None:
+        """After each update."""
+        return None
+
+    def on_evaluate(self, state: TrainState, values: Mapping[str, float]) -> str | None:
+        """After each evaluation, with the means over all ranks: the same numbers on every rank."""
+        return None
+
+    def on_end(self, state: TrainState) -> None:
+        """After the last step."""

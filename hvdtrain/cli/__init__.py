@@ -1,0 +1,73 @@
+"""The command line: a lazy group, one file per command.
+
+A command's module is imported when the command is used, so ``hvdtrain --help`` stays fast and needs no framework.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from hvdtrain.errors import HvdtrainError
+
+#: command -> (module in hvdtrain.cli whose attribute ``command`` is the Click command, one line of help)
+COMMANDS = {
+    "run": ("run", "Start a job on one or many hosts through a launcher."),
+    "train": ("train", "Train a recipe: one rank of a job, or a single process."),
+    "horovod": ("horovod", "Install, check or remove Horovod for the installed frameworks."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows the names and the short help of its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"hvdtrain.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hvdtrain")
+def group() -> None:
+    """Train one recipe in PyTorch, TensorFlow/Keras or NumPy, on one process or on many hosts."""
+
+
+def main(argv: Sequence[str] | None = None, obj: object = None) -> int:
+    """Run the command line and return the exit code; errors of the user's are printed without a traceback."""
+    try:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        result = group.main(args=arguments, prog_name="hvdtrain", standalone_mode=False, obj=obj)
+        return result if isinstance(result, int) else 0
+    except HvdtrainError as error:
+        print_error(error)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("Interrupted.", err=True)
+        return 130
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # the reader went away; nothing is left to say
+        return 141
+
+
+def print_error(error: HvdtrainError) -> None:
+    """Print the message and, on a line of its own, the hint."""
+    click.secho(f"Error: {error.message}", err=True, fg="red")
+    if error.hint:
+        click.echo(f"Hint: {error.hint}", err=True)

@@ -1,0 +1,44 @@
+"""Collectives on small host values: metrics, votes, decisions. Gradients go their own way, in the adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.world import World
+
+#: a vector of numbers
+Numbers = Sequence[float] | NDArray[np.float64]
+Op = Literal["sum", "min", "max"]
+
+
+class Communicator(Protocol):
+    """What ranks agree with. Every method but ``abort`` is collective: all ranks call it, in the same order.
+
+    ``name`` says what the call is for ("metrics/window"); it is shown when ranks wait for each other.
+    """
+
+    @property
+    def world(self) -> World:
+        """This rank, with its nodes known."""
+
+    def allreduce(self, values: Numbers, *, name: str, op: Op = "sum") -> NDArray[np.float64]:
+        """Collective. Combine a vector of numbers (the same length on every rank) over all ranks."""
+
+    def broadcast(self, value: Any, *, name: str, root: int = 0) -> Any:
+        """Collective. Give ``root``'s value, a small picklable object, to every rank."""
+
+    def allgather(self, value: Any, *, name: str) -> list[Any]:
+        """Collective. Every rank's value, in rank order."""
+
+    def barrier(self, *, name: str) -> None:
+        """Collective. Wait until every rank is here."""
+
+    def abort(self, code: int) -> None:
+        """End every rank of the job, now, with exit code ``code``. Does not return where there are other ranks."""
+
+    def close(self) -> None:
+        """Collective. Release what connecting took."""

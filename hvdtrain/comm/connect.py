@@ -1,0 +1,30 @@
+"""Choose the communicator that fits how the ranks were started."""
+
+from __future__ import annotations
+
+from hvdtrain.comm import Communicator
+from hvdtrain.comm.local import LocalCommunicator
+from hvdtrain.errors import UsageError
+from hvdtrain.world import World
+
+
+def connect(world: World, framework: str) -> Communicator:
+    """Collective. Connect the ranks of ``world``; ``framework`` is the adapter's, for jobs that have only Horovod.
+
+    Raises:
+        HvdtrainError: what the launcher needs (mpi4py, Horovod) is missing or belongs to another MPI.
+    """
+    if world.size == 1:
+        return LocalCommunicator(world)
+    if world.source == "torchrun":
+        raise UsageError(
+            "torchrun started these ranks; hvdtrain's ranks meet over Horovod and MPI",
+            f"use: hvdtrain run -np {world.size} ..., horovodrun, mpirun or srun",
+        )
+    if world.source == "horovod":
+        from hvdtrain.comm.horovod import HorovodCommunicator
+
+        return HorovodCommunicator(world, framework)
+    from hvdtrain.comm.mpi import MpiCommunicator
+
+    return MpiCommunicator(world)

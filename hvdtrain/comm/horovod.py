@@ -1,0 +1,78 @@
+"""The communicator over Horovod itself, for jobs without MPI (Gloo).
+
+Horovod has no interface of its own for host values, so they travel as tensors of whichever framework the job uses.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.comm import Numbers, Op
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.horovod import require
+from hvdtrain.world import World
+
+
+class HorovodCommunicator:
+    """Collectives through ``horovod.torch`` or ``horovod.tensorflow``."""
+
+    def __init__(self, world: World, framework: str) -> None:
+        framework = _carrier() if framework == "numpy" else framework
+        require(framework)
+        if framework == "torch":
+            import horovod.torch as hvd
+            import torch
+
+            to_tensor: Callable[[NDArray[np.float64]], Any] = torch.from_numpy
+        else:
+            import horovod.tensorflow as hvd
+            import tensorflow as tf
+
+            to_tensor = tf.constant
+        hvd.init()
+        if (hvd.size(), hvd.rank()) != (world.size, world.rank):
+            raise HvdtrainError(
+                f"{world.source} says rank {world.rank} of {world.size}, Horovod says rank {hvd.rank()} of {hvd.size()}",
+                "start the job with: hvdtrain run, or horovodrun",
+            )
+        self._hvd, self._to_tensor = hvd, to_tensor
+        self._ops = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
+        self.world = world
+        self.world = world.with_hosts(self.allgather(socket.gethostname(), name="hosts"))
+
+    def allreduce(self, values: Numbers, *, name: str, op: Op = "sum") -> NDArray[np.float64]:
+        tensor = self._to_tensor(np.array(values, dtype=np.float64))
+        result: NDArray[np.float64] = self._hvd.allreduce(tensor, name=name, op=self._ops[op]).numpy()
+        return result
+
+    def broadcast(self, value: Any, *, name: str, root: int = 0) -> Any:
+        return self._hvd.broadcast_object(value, root_rank=root, name=name)
+
+    def allgather(self, value: Any, *, name: str) -> list[Any]:
+        result: list[Any] = self._hvd.allgather_object(value, name=name)
+        return result
+
+    def barrier(self, *, name: str) -> None:
+        self._hvd.barrier()
+
+    def abort(self, code: int) -> None:
+        # Gloo has no abort; the launcher ends the others when this rank is gone. Exit handlers would wait for them.
+        os._exit(code)
+
+    def close(self) -> None:
+        self._hvd.shutdown()
+
+
+def _carrier() -> str:
+    """The framework whose tensors carry the values of a job that uses none itself."""
+    try:
+        require("torch")
+    except HvdtrainError:
+        return "tensorflow"
+    return "torch"

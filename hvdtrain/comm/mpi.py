@@ -1,0 +1,61 @@
+"""The communicator over MPI; the one home of mpi4py.
+
+mpi4py initialises MPI with thread level MULTIPLE. Horovod finds it initialised, shares it, and leaves its end to
+mpi4py, whose finalisation runs after Horovod's own exit handler.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.comm import Numbers, Op
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.world import World
+
+
+class MpiCommunicator:
+    """Collectives on a duplicate of ``MPI.COMM_WORLD``, so that they never meet another library's messages."""
+
+    def __init__(self, world: World) -> None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise HvdtrainError(
+                f"{world.source} started this rank, but mpi4py cannot be used: {error}",
+                "pip install mpi4py, with the MPI of this launcher first in PATH and its library path; or run with --gloo",
+            ) from None
+        if (MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank) != (world.size, world.rank):
+            raise HvdtrainError(
+                f"{world.source} says rank {world.rank} of {world.size}, MPI says rank {MPI.COMM_WORLD.rank} "
+                f"of {MPI.COMM_WORLD.size}: mpi4py uses {MPI.Get_library_version().splitlines()[0]}",
+                "use the launcher of that MPI (under Slurm: srun --mpi=pmix), or rebuild: pip install --force-reinstall mpi4py",
+            )
+        self._mpi = MPI
+        self._comm = MPI.COMM_WORLD.Dup()
+        self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
+        self.world = world.with_hosts(self._comm.allgather(socket.gethostname()))
+
+    def allreduce(self, values: Numbers, *, name: str, op: Op = "sum") -> NDArray[np.float64]:
+        result = np.array(values, dtype=np.float64)
+        self._comm.Allreduce(self._mpi.IN_PLACE, result, op=self._ops[op])
+        return result
+
+    def broadcast(self, value: Any, *, name: str, root: int = 0) -> Any:
+        return self._comm.bcast(value, root=root)
+
+    def allgather(self, value: Any, *, name: str) -> list[Any]:
+        result: list[Any] = self._comm.allgather(value)
+        return result
+
+    def barrier(self, *, name: str) -> None:
+        self._comm.Barrier()
+
+    def abort(self, code: int) -> None:
+        self._comm.Abort(code)
+
+    def close(self) -> None:
+        self._comm.Free()

@@ -1,0 +1,67 @@
+"""Load a rank's part of each global batch ahead of the step, in a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.data.sampler import Sampler, Slice
+from hvdtrain.data.sources import Source
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A rank's samples of one global batch."""
+
+    #: which samples these are
+    slice: Slice
+    #: arrays with the samples on the first axis; it may have length 0
+    data: Any
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Gives the batches of an epoch in order, ``prefetch`` of them loaded before they are asked for."""
+
+    source: Source
+    sampler: Sampler
+    rank: int = 0
+    size: int = 1
+    prefetch: int = 2
+
+    def epoch(self, epoch: int, position: int = 0) -> Iterator[Batch]:
+        """The batches of ``epoch`` from ``position`` on. What loading raises is raised here, at its batch."""
+        ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=self.prefetch)
+        closed = threading.Event()
+
+        def put(item: Batch | BaseException | None) -> bool:
+            while not closed.is_set():
+                try:
+                    ready.put(item, timeout=0.1)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
+        def load() -> None:
+            try:
+                for part in self.sampler.epoch(epoch, position, self.rank, self.size):
+                    if not put(Batch(part, self.source.take(part.indices))):
+                        return
+                put(None)
+            except BaseException as error:
+                put(error)
+
+        thread = threading.Thread(target=load, name="hvdtrain-loader", daemon=True)
+        thread.start()
+        try:
+            while (item := ready.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            closed.set()
+            thread.join()

@@ -1,0 +1,134 @@
+"""Which samples make up a global batch, and which part of it is a rank's: pure functions of a few integers.
+
+The order of an epoch is a pseudo-random permutation that is evaluated by index, so it takes no memory, any position
+costs the same, and nothing depends on the number of ranks except who gets which part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+_ROUNDS = 8  # enough for the smallest domains too; Luby and Rackoff need 4 for large ones
+_MIN_BITS = 6  # a Feistel network over fewer bits reaches too few permutations
+_CHUNK = 1 << 14  # positions evaluated at once: the work arrays stay in the cache
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A pseudo-random permutation of ``0..size-1``, keyed by ``(seed, epoch)``.
+
+    An alternating Feistel network over the smallest power of two that holds ``size``, with cycle walking: a value
+    outside the range is encrypted again until it falls inside (Black and Rogaway, "Ciphers with arbitrary finite
+    domains", CT-RSA 2002). The round function is the finalizer of SplitMix64.
+    """
+
+    size: int
+    seed: int = 0
+    epoch: int = 0
+
+    @cached_property
+    def _keys(self) -> tuple[np.uint64, ...]:
+        text = f"{self.seed}/{self.epoch}".encode()
+        digest = hashlib.blake2b(text, digest_size=8 * _ROUNDS, person=b"hvdtrain-order").digest()
+        return tuple(np.frombuffer(digest, dtype="<u8").astype(np.uint64))
+
+    def __call__(self, positions: Indices) -> Indices:
+        """The samples at ``positions`` (any shape, each in ``0..size-1``) of the order."""
+        flat = np.ascontiguousarray(positions, dtype=np.int64).reshape(-1)
+        if flat.size and not (int(flat.min()) >= 0 and int(flat.max()) < self.size):
+            raise IndexError(f"positions must lie in 0..{self.size - 1}, got {int(flat.min())}..{int(flat.max())}")
+        out = np.empty_like(flat)
+        for start in range(0, flat.size, _CHUNK):
+            out[start : start + _CHUNK] = self._walk(flat[start : start + _CHUNK].astype(np.uint64))
+        return out.reshape(np.shape(positions))
+
+    def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        bits = max((self.size - 1).bit_length(), _MIN_BITS)
+        values = self._encrypt(values, bits)
+        outside = np.flatnonzero(values >= self.size)
+        while outside.size:
+            values[outside] = self._encrypt(values[outside], bits)
+            outside = outside[values[outside] >= self.size]
+        return values
+
+    def _encrypt(self, values: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
+        right_bits = np.uint64(bits // 2)
+        masks = (np.uint64((1 << (bits - bits // 2)) - 1), np.uint64((1 << (bits // 2)) - 1))
+        halves = [values >> right_bits, values & masks[1]]
+        for number, key in enumerate(self._keys):
+            changed = number % 2
+            halves[changed] ^= _mix(halves[1 - changed], key) & masks[changed]
+        return (halves[0] << right_bits) | halves[1]
+
+
+def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    mixed = values ^ key
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One global batch as one rank sees it."""
+
+    #: samples of the epoch before this batch, and samples in the whole batch
+    position: int
+    global_count: int
+    #: this rank's samples, in order; may be empty
+    indices: Indices
+
+    @property
+    def weight(self) -> float:
+        """This rank's part of the global batch: what its mean gradient counts for in the sum over ranks."""
+        return len(self.indices) / self.global_count
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Global batch *b* of an epoch is positions ``[b*batch_size, (b+1)*batch_size)`` of that epoch's order.
+
+    The last batch of an epoch may be shorter; no sample is dropped, padded or repeated.
+    """
+
+    num_samples: int
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = True
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def count(self, position: int) -> int:
+        """Samples in the global batch that starts at ``position``."""
+        return min(self.batch_size, self.num_samples - position)
+
+    def batch(self, epoch: int, position: int, rank: int = 0, size: int = 1) -> Slice:
+        """Rank ``rank``'s part of the global batch that starts at ``position`` of ``epoch``."""
+        count = self.count(position)
+        low, high = split(count, rank, size)
+        positions = np.arange(position + low, position + high, dtype=np.int64)
+        indices = Permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffle else positions
+        return Slice(position, count, indices)
+
+    def epoch(self, epoch: int, position: int = 0, rank: int = 0, size: int = 1) -> Iterator[Slice]:
+        """This rank's part of every global batch of ``epoch`` from ``position`` on."""
+        for start in range(position, self.num_samples, self.batch_size):
+            yield self.batch(epoch, start, rank, size)
+
+
+def split(count: int, rank: int, size: int) -> tuple[int, int]:
+    """The half-open range of ``count`` samples that is ``rank``'s; ranks in order, shares differ by one at most."""
+    return count * rank // size, count * (rank + 1) // size

@@ -1,0 +1,107 @@
+"""Where samples come from: anything with a length that gives the samples of a list of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from hvdtrain.data.sampler import Indices
+from hvdtrain.errors import UsageError
+
+
+@runtime_checkable
+class Source(Protocol):
+    """A finite data set with random access."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Indices) -> Any:
+        """The samples at ``indices`` as one batch: arrays (first axis: samples), in tuples or dicts."""
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Arrays of equal length, alone or in tuples or dicts, for example ``(images, labels)``."""
+
+    arrays: Any
+
+    def __post_init__(self) -> None:
+        lengths = {len(leaf) for leaf in _leaves(self.arrays)}
+        if len(lengths) != 1:
+            raise UsageError(
+                f"the arrays of a data source must have one length, got {sorted(lengths)}",
+                "the first axis of each array counts the samples",
+            )
+
+    def __len__(self) -> int:
+        return len(_leaves(self.arrays)[0])
+
+    def take(self, indices: Indices) -> Any:
+        return _map(lambda array: np.take(array, indices, axis=0), self.arrays)
+
+
+@dataclass(frozen=True)
+class ItemSource:
+    """A data set that gives one sample an index (``torch.utils.data.Dataset`` and the like), stacked into batches."""
+
+    items: Any
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, indices: Indices) -> Any:
+        # A rank without a sample still needs the batch's structure and shapes: those of sample 0, emptied.
+        samples = [self.items[int(index)] for index in indices] or [self.items[0]]
+        batch = _stack(samples)
+        return batch if len(indices) else _map(lambda array: array[:0], batch)
+
+
+def as_source(data: Any) -> Source:
+    """Take what people have: a source, arrays (alone, in tuples or dicts), or a data set with ``[index]`` and ``len``.
+
+    Raises:
+        UsageError: ``data`` is none of these, or empty.
+    """
+    source: Source
+    if isinstance(data, Source):
+        source = data
+    elif isinstance(data, (tuple, list, dict)) or hasattr(data, "__array__"):
+        source = ArraySource(_map(np.asarray, tuple(data) if isinstance(data, list) else data))
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        source = ItemSource(data)
+    else:
+        raise UsageError(
+            f"no data source can be made of a {type(data).__module__}.{type(data).__qualname__}",
+            "give arrays as (inputs, targets), a data set with [index] and len(), or an object with take(indices) and len()",
+        )
+    if len(source) == 0:
+        raise UsageError("the data source has no sample", "check the path or the filter that makes it")
+    return source
+
+
+def _leaves(data: Any) -> list[Any]:
+    if isinstance(data, dict):
+        return [leaf for value in data.values() for leaf in _leaves(value)]
+    if isinstance(data, tuple):
+        return [leaf for value in data for leaf in _leaves(value)]
+    return [data]
+
+
+def _map(function: Callable[[Any], Any], data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _map(function, value) for name, value in data.items()}
+    if isinstance(data, tuple):
+        return tuple(_map(function, value) for value in data)
+    return function(data)
+
+
+def _stack(samples: Sequence[Any]) -> Any:
+    first = samples[0]
+    if isinstance(first, dict):
+        return {name: _stack([sample[name] for sample in samples]) for name in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(_stack(column) for column in zip(*samples, strict=True))
+    return np.stack([np.asarray(sample) for sample in samples])

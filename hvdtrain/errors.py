@@ -1,0 +1,37 @@
+"""Errors that a user can mend.
+
+Anything else that is raised is a defect of ours (or of the user's code) and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class HvdtrainError(Exception):
+    """Something failed: what was found and where in ``message``, what to type in ``hint``."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[type[HvdtrainError], tuple[str, str]]:
+        return type(self), (self.message, self.hint)
+
+
+class UsageError(HvdtrainError):
+    """The command line, a recipe or an input file asks for what cannot be (exit code 2)."""
+
+    exit_code = 2
+
+
+class JobError(HvdtrainError):
+    """A launched job failed; ``exit_code`` is the job's own."""
+
+    def __init__(self, message: str, hint: str = "", *, exit_code: int = 1) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code

@@ -1,0 +1,16 @@
+"""Where figures go. The primary alone logs; what it logs is already the mean over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from hvdtrain.state import TrainState
+
+
+class Logger(Protocol):
+    def log(self, state: TrainState, values: Mapping[str, float]) -> None:
+        """Record the figures of one window of steps (``train/...``, ``speed/...``) or of one evaluation (``valid/...``)."""
+
+    def close(self) -> None:
+        """Nothing more comes."""

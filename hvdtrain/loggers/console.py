@@ -1,0 +1,82 @@
+"""Progress for people: a live line on a terminal, plain lines through a pipe (a launcher is one)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hvdtrain.state import TrainState
+
+_PLAIN_EVERY_S = 2.0
+
+
+class ConsoleLogger:
+    """Shows step, epoch, figures, samples/s and the time left.
+
+    Args:
+        total_steps: steps at the end of the run.
+        total_epochs: epochs at the end of the run.
+        first_step: steps that were done before this run (when it resumes).
+        live: whether the process has its terminal for itself. A launcher may give its ranks a terminal that it reads.
+    """
+
+    def __init__(self, total_steps: int, total_epochs: int, first_step: int = 0, *, live: bool = True) -> None:
+        self._total_steps, self._total_epochs, self._first_step = total_steps, total_epochs, first_step
+        self._started = self._printed = time.monotonic()
+        self._values: dict[str, float] = {}
+        self._line = ""  # the newest line, not printed yet
+        self._progress: Progress | None = None
+        console = Console()
+        if live and console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=12),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.description}"),
+                console=console,
+            )
+            self._task = self._progress.add_task("", total=total_steps, completed=first_step)
+            self._progress.start()
+
+    def log(self, state: TrainState, values: Mapping[str, float]) -> None:
+        self._values |= values
+        epoch = state.epoch + (1 if state.position else 0)
+        figures = "  ".join(_figure(name, value) for name, value in self._values.items())
+        text = f"epoch {epoch}/{self._total_epochs}  {figures}"
+        if self._progress is not None:
+            self._progress.update(self._task, completed=state.step, description=text)
+            return
+        self._line = f"step {state.step}/{self._total_steps}  {text}  left {self._left(state.step)}\n"
+        if time.monotonic() - self._printed >= _PLAIN_EVERY_S:
+            self._print()
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._print()
+
+    def _print(self) -> None:
+        sys.stdout.write(self._line)
+        sys.stdout.flush()
+        self._line, self._printed = "", time.monotonic()
+
+    def _left(self, step: int) -> str:
+        done = max(step - self._first_step, 1)
+        seconds = round((time.monotonic() - self._started) / done * (self._total_steps - step))
+        return (
+            f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+            if seconds >= 3600
+            else f"{seconds // 60}:{seconds % 60:02}"
+        )
+
+
+def _figure(name: str, value: float) -> str:
+    name = name.removeprefix("train/")
+    if name.endswith("samples_per_s"):
+        return f"{value:,.0f} samples/s"
+    return f"{name} {value:.4g}"

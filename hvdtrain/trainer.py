@@ -1,0 +1,315 @@
+"""The training loop. It knows no framework, and no rank but its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import checkpoint, lr, metrics
+from hvdtrain.callbacks import Callback
+from hvdtrain.comm import Communicator
+from hvdtrain.config import Options
+from hvdtrain.data.loader import Batch, Loader
+from hvdtrain.data.sampler import Sampler
+from hvdtrain.data.sources import Source, as_source
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.loggers import Logger
+from hvdtrain.metrics import Mean, Means
+from hvdtrain.recipe import Recipe
+from hvdtrain.rundir import RunDir
+from hvdtrain.state import TrainState
+
+_VOTES = "votes to stop"  # travels with the means of a window
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to."""
+
+    framework: str
+    ranks: int
+    nodes: int
+    steps: int
+    epochs: int
+    samples: int
+    #: over the steps alone, without the first (which traces and connects), evaluations and checkpoints
+    samples_per_s: float
+    valid: Mapping[str, float]
+    stopped: str
+    run_dir: str
+
+
+class Trainer:
+    """Trains one recipe on the ranks of ``comm``. Every rank makes one and calls ``fit``.
+
+    Args:
+        recipe: what to train; options override its batch size, epochs and seed.
+        comm: connects the ranks.
+        options: how often to log, evaluate and save; where to resume.
+        run_dir: where checkpoints go; None saves none.
+        loggers: called on the primary only, with reduced figures.
+
+    Raises:
+        HvdtrainError: ranks disagree about the run, or what is asked for cannot be.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        comm: Communicator,
+        *,
+        options: Options | None = None,
+        run_dir: RunDir | None = None,
+        loggers: Sequence[Logger] = (),
+    ) -> None:
+        self.options = options or Options()
+        self.recipe = _with_options(recipe, self.options, comm.world.size)
+        self.comm, self.run_dir, self.loggers = comm, run_dir, loggers
+        self.adapter = recipe.adapter
+        self.callbacks: tuple[Callback, ...] = recipe.callbacks
+        self.state = TrainState()
+        #: what this rank is doing, for its last words
+        self.phase = "setting up"
+        self.lr = lr.constant(self.recipe.lr) if isinstance(self.recipe.lr, (int, float)) else self.recipe.lr
+        world = comm.world
+        source = as_source(recipe.train)
+        self.sampler = Sampler(len(source), self.recipe.batch_size, self.recipe.seed, self.recipe.shuffle)
+        self.loader = Loader(source, self.sampler, world.rank, world.size)
+        self.valid: Source | None = None if recipe.valid is None else as_source(recipe.valid)
+        self._values: Mapping[str, float] = {}
+        self._stopped = ""
+        self._pending: list[str] = []  # this rank's reasons to stop, until the next vote
+        self._window, self._clock = _Window(), _Clock()
+        self.adapter.setup(comm)
+        self._check_agreement()
+
+    @property
+    def total_steps(self) -> int:
+        """Steps at the end of the run, as it looks from here, if nothing stops it earlier."""
+        left = 0
+        if self.state.epoch < self.recipe.epochs:
+            this_epoch = -(-(self.sampler.num_samples - self.state.position) // self.sampler.batch_size)
+            left = this_epoch + (self.recipe.epochs - self.state.epoch - 1) * self.sampler.steps_per_epoch
+        return min(self.state.step + left, self.options.max_steps or sys.maxsize)
+
+    def prepare(self) -> TrainState:
+        """Collective. Resume where the options say, or else make all ranks start from the primary's weights."""
+        self.phase = "looking for a checkpoint"
+        found = self._resume()
+        if found is not None:
+            self.state = found.state
+        else:
+            self.phase = "initial broadcast"
+            self.adapter.sync()
+        return self.state
+
+    def fit(self) -> Summary:
+        """Collective. Train to the end, or until a rank's callback asks to stop."""
+        for callback in self.callbacks:
+            callback.on_start(self.state)
+        for batch in self._batches():
+            self._update(batch)
+            # What follows is collective, so whether it is done hangs on the step, the options and reduced numbers alone.
+            if self._ended or self._epoch_done or self.state.step % self.options.log_every == 0:
+                self._log()
+            if self._ended or self._due(self.options.eval_every):
+                self.evaluate()
+            if self._ended or self._due(self.options.save_every):
+                self._save()
+            if self._ended:
+                break
+            self.phase = "data loading"
+            self._clock.mark()
+        if not self._values:  # nothing was left to train
+            self.evaluate()
+        for callback in self.callbacks:
+            callback.on_end(self.state)
+        self.phase = "finishing"
+        return Summary(
+            framework=self.adapter.framework,
+            ranks=self.comm.world.size,
+            nodes=self.comm.world.num_nodes,
+            steps=self.state.step,
+            epochs=self.state.epoch,
+            samples=self.state.samples,
+            samples_per_s=self._clock.samples_per_s,
+            valid=self._values,
+            stopped=self._stopped,
+            run_dir=str(self.run_dir.path) if self.run_dir else "",
+        )
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Collective. Means over every validation sample exactly once, the same on all ranks. Empty without data."""
+        if self.valid is None:
+            return {}
+        self.phase = "evaluation"
+        world = self.comm.world
+        sampler = Sampler(len(self.valid), self.recipe.batch_size, shuffle=False)
+        total: Means = {}
+        for batch in Loader(self.valid, sampler, world.rank, world.size).epoch(0):
+            total = metrics.merge(total, self.adapter.eval_step(batch.data))
+        self._values = metrics.values(self._reduce(total, "metrics/valid"), "valid/")
+        self._tell(self._values)
+        self._pending += [reason for callback in self.callbacks if (reason := callback.on_evaluate(self.state, self._values))]
+        self._vote(self._reduce({_VOTES: Mean(float(len(self._pending)), 1)}, "stop/votes")[_VOTES])
+        return self._values
+
+    @property
+    def _epoch_done(self) -> bool:
+        return self.state.position == 0
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._stopped) or self.state.step == self.options.max_steps or self.state.epoch >= self.recipe.epochs
+
+    def _due(self, every: int | None) -> bool:
+        return self._epoch_done if every is None else self.state.step % every == 0
+
+    def _batches(self) -> Iterator[Batch]:
+        self.phase = "data loading"
+        self._clock.mark()
+        while not self._ended:
+            yield from self.loader.epoch(self.state.epoch, self.state.position)
+
+    def _update(self, batch: Batch) -> None:
+        """Collective. One optimizer update."""
+        self.phase = "training step"
+        rate = None if self.lr is None else self.lr(self.state.step)
+        means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight)
+        self._window.add(means, batch.slice.global_count)
+        self._clock.stop(batch.slice.global_count)
+        self.state = self.state.after(batch.slice.global_count)
+        if self.state.position >= self.sampler.num_samples:
+            self.state = self.state.next_epoch()
+        self._pending += [reason for callback in self.callbacks if (reason := callback.on_step_end(self.state))]
+
+    def _log(self) -> None:
+        """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
+        self.phase = "metrics reduction"
+        window, self._window = self._window, _Window()
+        means = self._reduce({**window.means, _VOTES: Mean(float(len(self._pending)), 1)}, "metrics/train")
+        votes = means.pop(_VOTES)
+        values = metrics.values(means, "train/")
+        if self.lr is not None:
+            values["train/lr"] = self.lr(self.state.step - 1)
+        values["speed/samples_per_s"] = window.samples_per_s
+        self._tell(values)
+        self._vote(votes)
+
+    def _vote(self, votes: Mean) -> None:
+        """Collective if any rank voted. All ranks stop for the reasons of those that did."""
+        if votes.total:
+            reasons = self.comm.allgather("; ".join(self._pending), name="stop/reasons")
+            self._stopped = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+        self._pending = []
+
+    def _reduce(self, means: Means, name: str) -> Means:
+        return metrics.reduce(means, lambda numbers: self.comm.allreduce(numbers, name=name).tolist())
+
+    def _tell(self, values: Mapping[str, float]) -> None:
+        if self.comm.world.is_primary:
+            for logger in self.loggers:
+                logger.log(self.state, values)
+
+    def _save(self) -> None:
+        """Collective."""
+        if self.run_dir is not None:
+            self.phase = "saving a checkpoint"
+            keep = self.options.keep
+            checkpoint.save(self.run_dir.checkpoints, self.state, self._data(), self.adapter, self.comm, keep=keep)
+
+    def _resume(self) -> checkpoint.Checkpoint | None:
+        """Collective. The checkpoint that the options ask for, loaded on every rank."""
+        wanted = self.options.resume
+        if wanted == "never" or (wanted == "auto" and self.run_dir is None):
+            return None
+        if wanted == "auto":
+            assert self.run_dir is not None
+            found = checkpoint.resume(self.run_dir.checkpoints, self.adapter, self.comm)
+        else:
+            found = checkpoint.resume(Path(wanted), self.adapter, self.comm, required=True)
+        if found is not None and found.data != self._data():
+            raise UsageError(
+                f"{found.path} was saved on other data: {_different(found.data, self._data())}",
+                "resume with the same data and seed, or start anew in another directory: --run-dir NEW",
+            )
+        return found
+
+    def _data(self) -> dict[str, Any]:
+        """What the meaning of an epoch and a position hangs on."""
+        return {"samples": self.sampler.num_samples, "seed": self.sampler.seed, "shuffle": self.sampler.shuffle}
+
+    def _check_agreement(self) -> None:
+        """Collective. Refuse to train ranks that disagree about the run: they would see other samples, or hang."""
+        self.phase = "comparing the ranks' set-up"
+        mine = {
+            **self._data(),
+            "batch_size": self.recipe.batch_size,
+            "epochs": self.recipe.epochs,
+            "valid samples": 0 if self.valid is None else len(self.valid),
+            "options": repr(replace(self.options, run_dir=None)),
+        }
+        everyone = self.comm.allgather(mine, name="setup/agreement")
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise HvdtrainError(
+                    f"rank {rank} is set up otherwise than rank 0: {_different(theirs, everyone[0])}",
+                    "all hosts must have the same recipe, data, options and HVDTRAIN_* variables",
+                )
+
+
+class _Window:
+    """The steps since the last log line."""
+
+    def __init__(self) -> None:
+        self.means: Means = {}
+        self._samples = 0
+        self._started = time.perf_counter()
+
+    def add(self, means: Means, samples: int) -> None:
+        self.means = metrics.merge(self.means, means)
+        self._samples += samples
+
+    @property
+    def samples_per_s(self) -> float:
+        return self._samples / max(time.perf_counter() - self._started, 1e-9)
+
+
+class _Clock:
+    """Samples and time of loading and updating, without the first step, evaluations and checkpoints."""
+
+    def __init__(self) -> None:
+        self._steps = self._samples = 0
+        self._seconds = 0.0
+        self.mark()
+
+    def mark(self) -> None:
+        """The next step begins to load."""
+        self._marked = time.perf_counter()
+
+    def stop(self, samples: int) -> None:
+        """The step is done."""
+        self._steps += 1
+        if self._steps > 1:
+            self._seconds += time.perf_counter() - self._marked
+            self._samples += samples
+
+    @property
+    def samples_per_s(self) -> float:
+        return self._samples / self._seconds if self._seconds else 0.0
+
+
+def _with_options(recipe: Recipe, options: Options, ranks: int) -> Recipe:
+    changes = {name: value for name in ("batch_size", "epochs", "seed") if (value := getattr(options, name)) is not None}
+    if options.batch_size_per_rank is not None:
+        changes["batch_size"] = options.batch_size_per_rank * ranks
+    return replace(recipe, **changes)
+
+
+def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
+    return ", ".join(f"{name} {first.get(name)} instead of {second.get(name)}" for name in names)

@@ -1,0 +1,229 @@
+"""A rank's whole life: find the world, build the recipe, connect, train; and last words before the job is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import recipe as recipes
+from hvdtrain.comm import Communicator
+from hvdtrain.comm.connect import connect
+from hvdtrain.config import Config
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.loggers import Logger
+from hvdtrain.loggers.console import ConsoleLogger
+from hvdtrain.loggers.jsonl import JsonLinesLogger
+from hvdtrain.recipe import RecipeFunction
+from hvdtrain.rundir import RunDir, write_json
+from hvdtrain.trainer import Summary, Trainer
+from hvdtrain.world import World
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Rank:
+    """What is known of this rank so far: what its last words are made of."""
+
+    world: World = field(default_factory=World)
+    comm: Communicator | None = None
+    run_dir: RunDir | None = None
+    trainer: Trainer | None = None
+    phase: str = "reading the environment"
+
+    @property
+    def where(self) -> str:
+        """The phase, and the step where there is one."""
+        if self.trainer is None:
+            return self.phase
+        return f"{self.trainer.phase}, step {self.trainer.state.step}"
+
+
+def train(config: Config, function: RecipeFunction | None = None) -> int:
+    """Collective. Train as ``config`` says, as one rank of the job that the environment tells of; the exit code.
+
+    ``function`` is the recipe function where it is at hand; else ``config.recipe`` names it.
+    """
+    return guard(lambda rank: _train(rank, config, function))
+
+
+def guard(body: Callable[[Rank], None]) -> int:
+    """Run a rank's ``body``; if it fails, write its last words and end every rank of the job. The exit code."""
+    rank = Rank()
+    try:
+        body(rank)
+    except BaseException as error:
+        code = _last_words(rank, error)
+        if rank.comm is not None:
+            rank.comm.abort(code)
+        return code
+    if rank.comm is not None:
+        rank.comm.close()
+    return 0
+
+
+def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
+    if config.options.run_dir:
+        rank.run_dir = RunDir(Path(config.options.run_dir))
+    rank.world = World.from_env()
+    rank.phase = "building the recipe"
+    recipe = recipes.build(function or recipes.load(config.recipe), config.settings)
+    rank.phase = "connecting the ranks"
+    rank.comm = connect(rank.world, recipe.adapter.framework)
+    rank.world = rank.comm.world
+    rank.run_dir = RunDir(
+        Path(rank.comm.broadcast(config.options.run_dir or default_run_dir(config.recipe), name="run directory"))
+    )
+    loggers: list[Logger] = []
+    rank.phase = "setting up"
+    rank.trainer = trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir, loggers=loggers)
+    resumed = trainer.prepare()
+    if rank.world.is_primary:
+        _describe(rank.run_dir, config, rank.world)
+        _greet(trainer, rank.run_dir)
+        loggers += _loggers(trainer, rank.run_dir)
+    try:
+        summary = trainer.fit()
+    finally:
+        for logger in loggers:
+            logger.close()
+    if rank.world.is_primary:
+        write_json(rank.run_dir.summary_json, asdict(summary))
+        _say(_closing(summary, resumed.step))
+
+
+def default_run_dir(recipe: str) -> str:
+    """``runs/NAME-TIME`` of a recipe given as FILE.py[:function] or package.module:function."""
+    place, _, name = recipe.partition(":")
+    stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    label = f"{stem}-{name}" if name and name != "recipe" else stem
+    return str(Path("runs") / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
+def _loggers(trainer: Trainer, run_dir: RunDir) -> list[Logger]:
+    loggers: list[Logger] = [
+        ConsoleLogger(trainer.total_steps, trainer.recipe.epochs, trainer.state.step, live=trainer.comm.world.size == 1),
+        JsonLinesLogger(run_dir.metrics_jsonl),
+    ]
+    try:
+        from hvdtrain.loggers.tensorboard import TensorBoardLogger
+
+        loggers.append(TensorBoardLogger(run_dir.tensorboard))
+    except ImportError:
+        log.info("no TensorBoard curves: pip install 'hvdtrain[tensorboard]'")
+    return loggers
+
+
+def _greet(trainer: Trainer, run_dir: RunDir) -> None:
+    world, state = trainer.comm.world, trainer.state
+    ranks = (
+        f"{world.size} ranks on {world.num_nodes} host{'s' if world.num_nodes > 1 else ''}" if world.size > 1 else "1 process"
+    )
+    _say(
+        f"{trainer.adapter.framework} on {ranks} ({world.source}): {trainer.sampler.num_samples:,} samples, "
+        f"global batch {trainer.sampler.batch_size}, {trainer.recipe.epochs} epochs, {trainer.total_steps} steps; files in {run_dir.path}"
+    )
+    if state.step:
+        _say(f"resuming at step {state.step}, epoch {state.epoch + 1}, after {state.position:,} samples of it")
+
+
+def _closing(summary: Summary, first_step: int) -> str:
+    if summary.steps == first_step:
+        done = f"nothing left to train at step {summary.steps} (more: raise --epochs, or use another --run-dir)"
+    else:
+        done = f"done: {summary.steps - first_step} steps at {summary.samples_per_s:,.0f} samples/s"
+    figures = "".join(f", {name} {value:.4g}" for name, value in summary.valid.items())
+    return f"{done}{figures}" + (f"; stopped early: {summary.stopped}" if summary.stopped else "")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _describe(run_dir: RunDir, config: Config, world: World) -> None:
+    """run.json: what was run, with which options from where, by whom, on what."""
+    write_json(
+        run_dir.run_json,
+        {
+            "time": time.time(),
+            "recipe": config.recipe,
+            "settings": dict(config.settings),
+            "options": asdict(config.options),
+            "origins": dict(config.origins),
+            "world": asdict(world),
+            "host": socket.gethostname(),
+            "user": _user(),
+            "python": platform.python_version(),
+            "versions": _versions(),
+            "git": _git(),
+            "argv": sys.argv,
+        },
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("hvdtrain", "horovod", "torch", "tensorflow", "tensorflow-cpu", "keras", "mpi4py", "numpy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def _git() -> Mapping[str, Any] | None:
+    try:
+        run = lambda *args: subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=True).stdout  # noqa: E731
+        return {"commit": run("rev-parse", "HEAD").strip(), "changed": bool(run("status", "--porcelain", "-uno").strip())}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())
+
+
+def _last_words(rank: Rank, error: BaseException) -> int:
+    """Say and write down why this rank ends; the exit code."""
+    known = isinstance(error, HvdtrainError)
+    code = 130 if isinstance(error, KeyboardInterrupt) else error.exit_code if isinstance(error, HvdtrainError) else 1
+    text = error.message if isinstance(error, HvdtrainError) else f"{type(error).__name__}: {error}"
+    hint = error.hint if isinstance(error, HvdtrainError) else ""
+    trace = "".join(traceback.format_exception(error))
+    host = socket.gethostname()
+    if rank.run_dir is not None:
+        with contextlib.suppress(OSError):
+            write_json(
+                rank.run_dir.error_json(rank.world.rank),
+                {
+                    "time": time.time(),
+                    "rank": rank.world.rank,
+                    "host": host,
+                    "phase": rank.where,
+                    "error": text,
+                    "hint": hint,
+                    "traceback": "" if known else trace,
+                    "exit_code": code,
+                },
+            )
+    who = f"rank {rank.world.rank} on {host}, {rank.where}: " if rank.world.size > 1 else ""
+    if not known and not isinstance(error, KeyboardInterrupt):
+        sys.stderr.write(trace)
+    sys.stderr.write(f"Error: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
+    sys.stderr.flush()
+    return code
