@@ -127,11 +127,15 @@ class Command:
         """
         words: list[str] = []
         for name, value in sorted(self.env.items()):
-            known = base.get(name) == value or name in self.secrets
-            if not known:
-                words.append(f"{name}={shlex.quote(value)}")
-            elif not self.inherit or base.get(name) != value:
+            before = base.get(name, "")
+            if name in self.secrets and (before != value or not self.inherit):
                 words.append(f'{name}="${name}"')
+            elif before and value == before:
+                words += [] if self.inherit else [f'{name}="${name}"']
+            elif before and value.endswith(f":{before}"):
+                words.append(f'{name}={shlex.quote(value.removesuffix(before))}"${name}"')
+            else:
+                words.append(f"{name}={shlex.quote(value)}")
         if words or not self.inherit:
             words = ["env", *(() if self.inherit else ("-i",)), *words]
         return " ".join([*words, shlex.join(self.argv)])

@@ -7,6 +7,7 @@ an environment that holds nothing but what the ranks are to have.
 
 from __future__ import annotations
 
+import posixpath
 import shlex
 from dataclasses import dataclass
 
@@ -99,6 +100,8 @@ class Horovodrun:
             name: value for name, value in self.environ if environment.matches(name, _NEEDS) and environment.is_portable(name)
         }
         values = {**needed, **job.env}
+        if self.mpi is not None and not gloo:  # it runs the mpirun that is first on PATH, and the ranks must load the same MPI
+            values["PATH"] = with_folder_first(posixpath.dirname(self.mpi.mpirun), values.get("PATH", ""))
         for name in sorted(values):
             if not environment.is_portable(name):
                 raise UsageError(f"horovodrun cannot pass the variable '{name}'", "use --launcher mpirun, or leave it out")
@@ -108,6 +111,11 @@ class Horovodrun:
                     "use --launcher mpirun, or let the job read a file",
                 )
         return values
+
+
+def with_folder_first(folder: str, path: str) -> str:
+    """A PATH on which ``folder`` comes before all others."""
+    return path if path.split(":")[0] == folder or not folder else ":".join(filter(None, (folder, path)))
 
 
 def start_timeout_s(hosts: int) -> int:

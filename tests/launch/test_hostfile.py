@@ -189,3 +189,12 @@ def test_ten_thousand_hosts_as_ranges_are_one_line() -> None:
     hosts = tuple(Host(f"node{number:05}", 8) for number in range(10_000))
     assert hostfile.render(hosts, "ranges") == "node[00000-09999] slots=8\n"
     assert parse(hostfile.render(hosts, "ranges")).hosts == hosts
+
+
+EXAMPLES = {"two-hosts": 8, "unequal": 11, "ranges": 140, "localhost": 2}
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "hostfiles").iterdir()), ids=lambda path: path.name)
+def test_the_examples_are_what_they_say(path: Path) -> None:
+    parsed = hostfile.read(path, strict=True)
+    assert (parsed.slots, parsed.warnings) == (EXAMPLES[path.name], ())

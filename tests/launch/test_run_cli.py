@@ -1,0 +1,154 @@
+"""``hvdtrain run`` as typed: what is printed, what is refused, with which exit code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.cli import main
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    (tmp_path / "recipe.py").write_text("raise SystemExit('a recipe is loaded by the ranks, not by the launcher')\n")
+    return tmp_path
+
+
+def argv_of(line: str) -> list[str]:
+    """The words after ``env NAME=VALUE ...``."""
+    words = shlex.split(line)
+    if words[0] == "env":
+        del words[0]
+        while words[0] == "-i" or "=" in words[0]:
+            del words[0]
+    return words
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_dry_run_of_a_recipe_is_a_train_command_with_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["run", "-np", "2", "--launcher", "mpirun", "--dry-run", "recipe.py", "--set", "a=b c", "-np", "3", "--dry-run"])
+        == 0
+    )
+    argv = argv_of(capsys.readouterr().out.splitlines()[-1])
+    at = argv.index("-m")
+    assert argv[at - 1 : at + 5] == [sys.executable, "-m", "hvdtrain", "train", "recipe.py", "--run-dir"]
+    assert argv[at + 5].startswith("runs/recipe-2")
+    assert argv[at + 6 :] == ["--set", "a=b c", "-np", "3", "--dry-run"]
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("given", [["--run-dir", "out/x"], ["--run-dir=out/x"]])
+def test_a_run_directory_of_the_users_is_left_as_it_is(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "2", "--launcher", "mpirun", "--dry-run", "recipe.py:build", *given]) == 0
+    assert argv_of(capsys.readouterr().out.splitlines()[-1])[-len(given) - 1 :] == ["recipe.py:build", *given]
+
+
+HARD = [
+    "--np",
+    "3",
+    "-h",
+    "",
+    "a b",
+    "$HOME",
+    '"quote"',
+    "it's",
+    "new\nline",
+    "tab\t",
+    "ünïcode",
+    "*",
+    "--",
+    "-np",
+    "\\",
+    "`id`",
+]
+
+
+@pytest.mark.usefixtures("_here")
+def test_everything_after_the_dashes_reaches_the_program_unchanged(capfd: pytest.CaptureFixture[str]) -> None:
+    show = "import sys; sys.stdout.write(ascii(sys.argv[1:]) + chr(10))"
+    assert main(["run", "-np", "2", "--launcher", "mpirun", "--", sys.executable, "-c", show, *HARD]) == 0
+    lines = [line for line in capfd.readouterr().out.splitlines() if "code" in line]
+    assert len(lines) == 2
+    assert all(line.endswith(ascii(HARD)) for line in lines)
+
+
+REFUSED = {
+    ("run",): "nothing to run: no recipe and no program",
+    ("run", "-np", "2"): "nothing to run: no recipe and no program",
+    ("run", "-np", "2", "nope.py"): "recipe 'nope.py' does not exist",
+    ("run", "-np", "2", "nope.py:build"): "recipe 'nope.py' does not exist",
+    ("run", "-np", "2", "hostname"): "'hostname' is no recipe (to start a program, put -- before it)",
+    ("run", "--hostfile", "nope", "recipe.py"): "hostfile 'nope' does not exist",
+    ("run", "--hostfile", "nope", "-H", "a:1", "recipe.py"): "both -H and --hostfile are given",
+    ("run", "-np", "8", "-H", "node01:4,node02:2", "recipe.py"): (
+        "8 processes requested, '-H node01:4,node02:2' offers 6 slots (node01: 4, node02: 2)"
+    ),
+    ("run", "-np", "2", "-H", "localhost", "recipe.py"): "2 processes requested, '-H localhost' offers 1 slot (localhost: 1)",
+    ("run", "-np", "0", "recipe.py"): "-np must be a positive integer, got 0",
+    ("run", "-H", "a:2,-oProxyCommand=x:2", "recipe.py"): "-H, item 2: host name '-oProxyCommand=x' begins with '-'",
+    ("run", "-H", "a", "--strict", "recipe.py"): "-H, item 1: 'a' has no slots",
+}
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_usage_error_is_two_lines_and_exit_code_2(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(words)) == 2
+    said = capsys.readouterr()
+    assert f"Error: {REFUSED[words]}" in said.err
+    assert "\nHint: " in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+
+
+@pytest.mark.usefixtures("_here")
+def test_more_ranks_than_slots_are_fine_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "-np", "5", "-H", "a:2,b:1", "--oversubscribe", "--launcher", "mpirun", "--dry-run", "recipe.py"]
+    assert main(words) == 0
+    assert "-H a:3,b:2" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_here")
+def test_what_is_printed_is_what_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--dry-run``, pasted into a shell, does what ``run`` does."""
+    words = [
+        "run",
+        "-np",
+        "2",
+        "--launcher",
+        "mpirun",
+        "--env",
+        "GREETING=hello  'you'",
+        "--",
+        "sh",
+        "-c",
+        'echo "$GREETING $0"',
+        "$x y",
+    ]
+    assert main([*words[:5], "--dry-run", *words[5:]]) == 0
+    line = capsys.readouterr().out
+    pasted = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *words], capture_output=True, text=True, timeout=60, env=dict(os.environ)
+    )
+    assert pasted.stdout.count("hello  'you' $x y\n") == 2
+    assert ran.stdout.count("hello  'you' $x y\n") == 2
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137)])
+def test_a_failed_program_is_a_failed_job_with_its_code(script: str, code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    script = f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then {script}; fi; sleep 60'
+    assert main(["run", "-np", "2", "--launcher", "mpirun", "--", "sh", "-c", script]) == code
+    assert "Error: " in capfd.readouterr().err
