@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.horovod.buildinfo import FILE_NAME as BUILD_INFO_FILE
 
 HOROVOD_VERSION = "0.28.1"
 
@@ -134,7 +135,17 @@ def find_python_headers_without_distutils(text: str, plan: SourcePlan) -> str:
 
 def accept_cmake_4(text: str, plan: SourcePlan) -> str:
     """The vendored Gloo declares CMake 2.8.12, and CMake 4 refuses anything below 3.5. Goes with a newer Gloo."""
-    return _replace(text, "cmake_minimum_required(VERSION 2.8.12 FATAL_ERROR)", "cmake_minimum_required(VERSION 3.13 FATAL_ERROR)")
+    return _replace(
+        text, "cmake_minimum_required(VERSION 2.8.12 FATAL_ERROR)", "cmake_minimum_required(VERSION 3.13 FATAL_ERROR)"
+    )
+
+
+def carry_build_information(text: str, plan: SourcePlan) -> str:
+    """The wheel takes along a file that says what it was built for, so that `status` can tell when that has changed.
+
+    Ours, so it stays.
+    """
+    return _replace(text, "zip_safe=False,", f"zip_safe=False,\n      package_data={{'horovod': ['{BUILD_INFO_FILE}']}},")
 
 
 def find_libraries_relative_to_the_package(text: str, plan: SourcePlan) -> str:
@@ -156,6 +167,7 @@ CHANGES = (
     Change("CMakeLists.txt", find_libraries_relative_to_the_package),
     Change("setup.py", build_without_debug_symbols),
     Change("setup.py", fetch_nothing_while_building),
+    Change("setup.py", carry_build_information),
     Change("third_party/gloo/CMakeLists.txt", accept_cmake_4),
     Change("horovod/torch/CMakeLists.txt", compile_torch_as_it_needs, lambda plan: "torch" in plan.frameworks),
     Change("horovod/torch/CMakeLists.txt", find_python_headers_without_distutils, lambda plan: "torch" in plan.frameworks),
@@ -180,7 +192,9 @@ def apply_changes(source: Path, plan: SourcePlan) -> tuple[str, ...]:
             path.write_text(change.edit(path.read_text(encoding="utf-8"), plan), encoding="utf-8")
         except (ChangeError, OSError) as error:
             message = f"change '{change.name}' does not fit {change.path} of Horovod {HOROVOD_VERSION}: {error}"
-            raise HvdtrainError(message, "remove the cached source with 'hvdtrain horovod uninstall --cache' and try again") from error
+            raise HvdtrainError(
+                message, "remove the cached source with 'hvdtrain horovod uninstall --cache' and try again"
+            ) from error
     return tuple(change.name for change in changes)
 
 

@@ -88,7 +88,7 @@ def missing(tools: Toolchain, cxx_standard: int) -> tuple[Missing, ...]:
         found.append(Missing(what, "make room there, or set TMPDIR to a folder on a larger disk"))
     if tools.free_memory_bytes < LEAST_MEMORY_BYTES:
         what = f"memory: {_mb(tools.free_memory_bytes)} free, one compiler process needs about {_mb(JOB_MEMORY_BYTES)}"
-        found.append(Missing(what, "end other programs, or build on a larger machine (the wheel in the cache folder can be shared)"))
+        found.append(Missing(what, "end other programs, or build on a larger machine (the cache folder can be shared)"))
     return tuple(found)
 
 
