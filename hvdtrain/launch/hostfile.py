@@ -103,7 +103,7 @@ class _BadLineError(Exception):
 def read(path: str | Path, *, strict: bool = False) -> Hosts:
     """Parse a file. A file that is not there is a mistake, never an empty or a local list."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(
             f"hostfile '{path}' does not exist (looked in {Path(path).absolute().parent})",
@@ -156,7 +156,7 @@ def _collect(lines: Iterable[tuple[str, int, str]], source: str, strict: bool, e
     entries: list[_Entry] = []
     mistakes: list[Mistake] = []
     for where, number, line in lines:
-        content = re.split(r"#|//", line, maxsplit=1)[0].strip(" \t\f\v")
+        content = re.split(r"#|//", line, maxsplit=1)[0].strip(" \t")
         if not content:
             continue
         try:
@@ -175,7 +175,7 @@ def _collect(lines: Iterable[tuple[str, int, str]], source: str, strict: bool, e
 
 
 def _entries(content: str, where: str, number: int) -> list[_Entry]:
-    words = re.sub(r"[ \t]*=[ \t]*", "=", content).split()
+    words = re.split(r"[ \t]+", re.sub(r"[ \t]*=[ \t]*", "=", content))
     if len(words) > 1 and len(words) % 2 == 0 and all(re.fullmatch("[0-9]+", word, re.ASCII) for word in words[1::2]):
         pairs = zip(words[::2], words[1::2], strict=True)  # LSF: hostA 2 hostB 4
         return [entry for host, slots in pairs for entry in _line([host, f"slots={slots}"], content, where, number)]
@@ -309,7 +309,11 @@ def _positive(key: str, word: str | None, name: str, limit: int, shown: str | No
 
 def _shown(text: str, limit: int = 80) -> str:
     """Text of the user's as it may stand in a message: one line, printable, not endless."""
-    clean = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    clean = (
+        text
+        if text.isprintable()
+        else "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    )
     return clean if len(clean) <= limit else f"{clean[: limit - 3]}..."
 
 

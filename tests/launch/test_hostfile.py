@@ -191,6 +191,11 @@ def test_ten_thousand_hosts_as_ranges_are_one_line() -> None:
     assert parse(hostfile.render(hosts, "ranges")).hosts == hosts
 
 
+def test_the_mark_that_windows_editors_put_first_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfa:2\r\nb slots=4\r\n")
+    assert hostfile.read(tmp_path / "hosts").hosts == (A2, B4)
+
+
 EXAMPLES = {"two-hosts": 8, "unequal": 11, "ranges": 140, "localhost": 2}
 
 
