@@ -41,7 +41,7 @@ class Checkpoint:
     data: dict[str, Any]
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """A directory that looks like a checkpoint and is not a whole one; the text says why."""
 
 
@@ -57,7 +57,7 @@ def save(root: Path, state: TrainState, data: dict[str, Any], adapter: Adapter, 
 def resume(where: Path, adapter: Adapter, comm: Communicator, *, required: bool = False) -> Checkpoint | None:
     """Collective. Load the newest whole checkpoint at ``where`` on every rank: a run, its ``checkpoints``, or one of them.
 
-    The primary alone looks at the file system and reads; the others get its choice and its state. Damaged checkpoints
+    The primary alone looks at the file system and reads; the others get its choice and its state. DamagedError checkpoints
     are passed over with a warning.
 
     Returns:
@@ -108,7 +108,7 @@ def latest(root: Path) -> Checkpoint | None:
     for path in sorted(_steps(root), key=_step, reverse=True):
         try:
             return _check(path)
-        except Damaged as error:
+        except DamagedError as error:
             log.warning("%s is damaged (%s); falling back to the one before it", path, error)
     return None
 
@@ -121,7 +121,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     try:
         return _check(path)
-    except Damaged as error:
+    except DamagedError as error:
         other = latest(path.parent)
         hint = f"--resume {other.path} is whole" if other else "there is no whole checkpoint beside it"
         raise UsageError(f"{path} is no whole checkpoint: {error}", hint) from None
@@ -184,15 +184,15 @@ def _check(path: Path) -> Checkpoint:
         for name, expected in manifest.items():
             file = path / name
             if file.stat().st_size != expected["size"]:
-                raise Damaged(f"{name} has {file.stat().st_size:,} bytes instead of {expected['size']:,}")
+                raise DamagedError(f"{name} has {file.stat().st_size:,} bytes instead of {expected['size']:,}")
             if _sha256(file) != expected["sha256"]:
-                raise Damaged(f"{name} has another SHA-256 than its manifest says")
+                raise DamagedError(f"{name} has another SHA-256 than its manifest says")
         content = json.loads((path / "state.json").read_text(encoding="utf-8"))
         return Checkpoint(path, TrainState.from_json(content["state"]), dict(content["data"]))
     except FileNotFoundError as error:
-        raise Damaged(f"{Path(error.filename).relative_to(path)} is missing") from None
+        raise DamagedError(f"{Path(error.filename).relative_to(path)} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(f"{type(error).__name__}: {_first_line(error)}") from None
+        raise DamagedError(f"{type(error).__name__}: {_first_line(error)}") from None
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -84,9 +84,8 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     rank.phase = "connecting the ranks"
     rank.comm = connect(rank.world, recipe.adapter.framework)
     rank.world = rank.comm.world
-    rank.run_dir = RunDir(
-        Path(rank.comm.broadcast(config.options.run_dir or default_run_dir(config.recipe), name="run directory"))
-    )
+    path = rank.comm.broadcast(config.options.run_dir or default_run_dir(config.recipe), name="run directory")
+    rank.run_dir = RunDir(Path(path))
     loggers: list[Logger] = []
     rank.phase = "setting up"
     rank.trainer = trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir, loggers=loggers)
@@ -133,7 +132,7 @@ def _greet(trainer: Trainer, run_dir: RunDir) -> None:
         f"{world.size} ranks on {world.num_nodes} host{'s' if world.num_nodes > 1 else ''}" if world.size > 1 else "1 process"
     )
     _say(
-        f"{trainer.adapter.framework} on {ranks} ({world.source}): {trainer.sampler.num_samples:,} samples, "
+        f"{trainer.adapter.framework} on {ranks}: {trainer.sampler.num_samples:,} samples, "
         f"global batch {trainer.sampler.batch_size}, {trainer.recipe.epochs} epochs, {trainer.total_steps} steps; files in {run_dir.path}"
     )
     if state.step:
@@ -184,9 +183,11 @@ def _versions() -> dict[str, str]:
 
 
 def _git() -> Mapping[str, Any] | None:
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
     try:
-        run = lambda *args: subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=True).stdout  # noqa: E731
-        return {"commit": run("rev-parse", "HEAD").strip(), "changed": bool(run("status", "--porcelain", "-uno").strip())}
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):
         return None
 

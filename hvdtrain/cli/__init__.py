@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, obj: object = None) -> int:
         click.echo("Interrupted.", err=True)
         return 130
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # the reader went away; nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader went away; the interpreter's last flush must not fail
         return 141
 
 

@@ -31,14 +31,9 @@ def _option_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("recipe", required=False)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the recipe (repeatable).")
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="A YAML file of options (default: hvdtrain.yaml, if no RECIPE)."
-)
+@click.option("--config", type=click.Path(path_type=Path), help="A YAML file of options (without RECIPE: hvdtrain.yaml).")
 @_option_flags
-@click.pass_obj
-def command(
-    function: RecipeFunction | None, recipe: str | None, settings: tuple[str, ...], config: Path | None, **options: Any
-) -> int:
+def command(recipe: str | None, settings: tuple[str, ...], config: Path | None, **options: Any) -> int:
     """Train RECIPE: FILE.py, FILE.py:function or package.module:function.
 
     Under horovodrun, mpirun or srun this is one rank of the job; without a launcher it is a single process. Each option
@@ -49,6 +44,7 @@ def command(
     resolved = resolve(recipe, dict(_pair(text) for text in settings), options, os.environ, config)
     from hvdtrain import worker
 
+    function: RecipeFunction | None = click.get_current_context().obj
     return worker.train(resolved, function)
 
 

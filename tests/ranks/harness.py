@@ -1,0 +1,47 @@
+"""Start real ranks and read what they wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "tests" / "recipes.py"
+LAUNCHERS = {"mpirun": ["--launcher", "mpirun"], "horovodrun-gloo": ["--launcher", "horovodrun", "--gloo"]}
+
+
+def hvdtrain(*arguments: str | Path, cwd: Path, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user would and return its output; never raises for its exit code."""
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "hvdtrain", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+
+
+def train(framework: str, ranks: int, launcher: str, out: Path, *options: str | Path) -> Path:
+    """Train ``framework``'s small recipe on ``ranks`` ranks (1: without a launcher); ``out`` holds what they wrote."""
+    start = ["train"] if ranks == 1 else ["run", "-np", ranks, "-H", f"localhost:{ranks}", *LAUNCHERS[launcher]]
+    out.mkdir(parents=True, exist_ok=True)
+    result = hvdtrain(*start, f"{RECIPES}:{framework}", "--set", f"out={out}", *options, cwd=out)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return out
+
+
+def weights(out: Path, rank: int = 0) -> list[np.ndarray]:
+    with np.load(out / f"rank-{rank}.npz") as saved:
+        return [saved[name] for name in saved.files]
+
+
+def batches(out: Path, ranks: int) -> list[list[int]]:
+    """The global batches that ``ranks`` ranks loaded, in order: the parts of all ranks joined."""
+    taken = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    return [[index for part in parts for index in part] for parts in zip(*taken, strict=True)]
+
+
+def difference(first: list[np.ndarray], second: list[np.ndarray]) -> float:
+    """The largest difference of two sets of tensors, relative to the largest value of each tensor."""
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(first, second, strict=True))

@@ -1,0 +1,102 @@
+"""Small recipes for tests: 1,003 samples and batches of 64, so nothing divides anything.
+
+Each takes ``out``: a directory where every rank writes the samples of each of its batches and, at the end, its weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import hvdtrain
+from hvdtrain.data.sources import ArraySource
+from hvdtrain.state import TrainState
+
+SAMPLES, FEATURES, CLASSES = 1003, 12, 5
+
+
+def arrays(count: int = SAMPLES, seed: int = 7) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    inputs = random.normal(size=(count, FEATURES)).astype(np.float32)
+    truth = np.random.default_rng(1).normal(size=(FEATURES, CLASSES))
+    return inputs, (inputs @ truth + random.normal(size=(count, CLASSES))).argmax(1).astype(np.int64)
+
+
+class Recorder(hvdtrain.Callback):
+    """Writes what a rank did: ``rank-N.json`` (the indices of each of its batches) and ``rank-N.npz`` (its weights)."""
+
+    def __init__(self, out: str, weights: Callable[[], list[np.ndarray]], source: RecordedSource) -> None:
+        self.out, self.weights, self.source = Path(out), weights, source
+
+    def on_end(self, state: TrainState) -> None:
+        rank = hvdtrain.World.from_env().rank
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / f"rank-{rank}.json").write_text(json.dumps(self.source.taken))
+        np.savez(self.out / f"rank-{rank}.npz", *self.weights())
+
+
+class RecordedSource:
+    def __init__(self, data: tuple[np.ndarray, np.ndarray]) -> None:
+        self.source = ArraySource(data)
+        self.taken: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.taken.append(indices.tolist())
+        return self.source.take(indices)
+
+
+def _recipe(adapter, weights, out: str, samples: int, **more) -> hvdtrain.Recipe:  # noqa: ANN001, ANN003
+    source = RecordedSource(arrays(samples))
+    callbacks = (Recorder(out, weights, source),) if out else ()
+    return hvdtrain.Recipe(
+        adapter=adapter, train=source, valid=arrays(101, 8), batch_size=64, epochs=2, seed=5, callbacks=callbacks, **more
+    )
+
+
+def linear(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+    from hvdtrain.adapters.linear import LinearAdapter
+
+    adapter = LinearAdapter(FEATURES, CLASSES)
+    return _recipe(adapter, lambda: [adapter.weights], out, samples)
+
+
+def torch(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+    import torch
+    import torch.nn.functional as F
+
+    from hvdtrain.adapters.torch import TorchAdapter
+
+    # Each rank begins elsewhere: the initial broadcast has to make them equal.
+    torch.manual_seed(hvdtrain.World.from_env().rank)
+    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 33), torch.nn.Tanh(), torch.nn.Linear(33, CLASSES))
+    optimizer = torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": 0.002}, {"params": model[2].parameters()}], lr=0.004, weight_decay=0.01
+    )
+
+    def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (output.argmax(1) == target).float().mean()
+
+    adapter = TorchAdapter(model, optimizer, loss=F.cross_entropy, metrics={"accuracy": accuracy})
+    return _recipe(adapter, lambda: [p.detach().numpy() for p in model.parameters()], out, samples)
+
+
+def keras(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+    import keras
+
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    keras.utils.set_random_seed(hvdtrain.World.from_env().rank)
+    model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(33, activation="tanh"), keras.layers.Dense(CLASSES)])
+    adapter = KerasAdapter(
+        model,
+        keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.001),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics={"accuracy": keras.metrics.sparse_categorical_accuracy},
+    )
+    return _recipe(adapter, lambda: [np.asarray(v) for v in model.trainable_variables], out, samples, lr=lambda step: 0.05 / (1 + step / 50))
