@@ -4,13 +4,13 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
+# Horovod is in no extra: its release does not compile for these; `hvdtrain horovod install` builds it.
 TORCH = ["torch>=2.4"]
-TENSORFLOW = ["tensorflow>=2.18; extra != 'cpu'", "keras>=3.5"]
 TENSORFLOW = ["keras>=3.5"]  # which of tensorflow, tensorflow-cpu ... is the user's choice
 MPI = ["mpi4py>=4.0"]
 TENSORBOARD = ["tensorboardX>=2.6", "tensorboard>=2.16"]
 DATA = ["scikit-learn>=1.4"]
-DEV = ["hypothesis>=6.100", "mypy>=1.10", "pytest>=8", "pytest-xdist>=3.5", "ruff>=0.5", "types-PyYAML"]
+DEV = ["hypothesis>=6.100", "mypy>=1.10", "pytest>=8", "pytest-xdist>=3.5", "ruff>=0.5", "types-PyYAML", "types-psutil"]
 
 setup(
     name="hvdtrain",
