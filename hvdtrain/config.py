@@ -64,21 +64,24 @@ def resolve(
         UsageError: no recipe anywhere, an unknown key, a value of another type, illegal pairs of options.
     """
     path = file if file is not None else (DEFAULT_FILE if recipe is None else None)
+    if path is not None and file is None and not path.exists():
+        raise UsageError(
+            f"there is no recipe on the command line and no file {path} in {Path.cwd()}",
+            f"hvdtrain train FILE.py, or write {path} with a line: recipe: FILE.py",
+        )
     content = read_file(path) if path is not None else {}
-    recipe = recipe or content.pop("recipe", None)
-    content.pop("recipe", None)
+    file_recipe = content.pop("recipe", None)
+    recipe = recipe or file_recipe
     if not recipe:
         raise UsageError(f"{path} names no recipe", "write a line: recipe: FILE.py")
+    if not isinstance(recipe, str):
+        raise UsageError(f"{path}: 'recipe' must be a text, got {recipe!r}", "write a line: recipe: FILE.py")
     file_settings = content.pop("set", None) or {}
     if not isinstance(file_settings, dict):
         raise UsageError(f"{path}: 'set' must hold name: value lines, got {file_settings!r}")
-    env = {
-        name.removeprefix(ENV_PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() in _names() and value != ""
-    }
+    file_settings = _with_underscores(file_settings)
     chosen = {name: value for name, value in cli.items() if value is not None}
-    options, origins = _overlay([("command line", chosen), ("environment", env), (str(path), content)])
+    options, origins = _overlay([("command line", chosen), ("environment", _from_env(environ)), (str(path), content)])
     for origin, values in ((str(path), file_settings), ("command line", settings)):
         origins |= {f"set.{name}": origin for name in values}
     return Config(recipe, {**file_settings, **settings}, options, origins)
@@ -91,21 +94,30 @@ def read_file(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no recipe on the command line and no file {path} in {Path.cwd()}",
-            "hvdtrain train FILE.py, or write hvdtrain.yaml with a line: recipe: FILE.py",
-        ) from None
+        raise UsageError(f"the config file {path} does not exist (looked in {Path.cwd()})") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise UsageError(f"{path} must hold key: value lines, got {type(content).__name__}", "for example: recipe: FILE.py")
-    return {str(name).replace("-", "_"): value for name, value in content.items()}
+    return _with_underscores(content)
+
+
+def _with_underscores(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(name).replace("-", "_"): value for name, value in values.items()}
 
 
 def _names() -> list[str]:
     return [option.name for option in fields(Options)]
+
+
+def _from_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Options set as ``HVDTRAIN_NAME``, and what looks like one mistyped. The prefix has other uses too: those are left out."""
+    found = {
+        name.removeprefix(ENV_PREFIX).lower(): text for name, text in environ.items() if name.startswith(ENV_PREFIX) and text
+    }
+    return {name: text for name, text in found.items() if difflib.get_close_matches(name, _names(), 1, cutoff=0.8)}
 
 
 def _overlay(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Options, dict[str, str]]:
@@ -115,7 +127,7 @@ def _overlay(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Options, 
     origins = dict.fromkeys(_names(), "default")
     problems: list[str] = []
     for origin, layer in layers:
-        for name in layer.keys() - hints.keys():
+        for name in sorted(layer.keys() - hints.keys()):
             close = difflib.get_close_matches(name, [*hints, "recipe", "set"], 1)
             problems.append(f"{origin}: there is no option {name!r}" + (f" (did you mean {close[0]!r}?)" if close else ""))
     for option in fields(Options):

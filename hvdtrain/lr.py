@@ -21,4 +21,4 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Schedule:
 
 def warmup(schedule: Schedule, steps: int) -> Schedule:
     """Rise linearly to ``schedule``'s own value over the first ``steps`` steps (Goyal et al., arXiv 1706.02677)."""
-    return lambda step: schedule(step) * min(1.0, (step + 1) / steps) if steps else schedule(step)
+    return lambda step: schedule(step) * min(1.0, (step + 1) / steps) if steps > 0 else schedule(step)

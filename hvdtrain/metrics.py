@@ -29,7 +29,7 @@ class Mean:
     @property
     def value(self) -> float:
         """The mean; NaN for no sample at all."""
-        return float(self.total) / self.count if self.count else math.nan
+        return float(self.total) / float(self.count) if self.count else math.nan
 
 
 def merge(first: Mapping[str, Mean], second: Mapping[str, Mean]) -> Means:

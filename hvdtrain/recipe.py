@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import shlex
 import sys
 import traceback
 import types
@@ -57,11 +58,19 @@ class Recipe:
                 f"a recipe's adapter must be an Adapter, got {_kind(self.adapter)}",
                 "wrap the model: TorchAdapter(model, optimizer, loss=...) or KerasAdapter(model, optimizer, loss=...)",
             )
-        for name in ("batch_size", "epochs"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"a recipe's {name} must be a positive whole number, got {value!r}")
-        object.__setattr__(self, "callbacks", tuple(self.callbacks))
+        problems = [
+            f"{name} must be a positive whole number, got {value!r}"
+            for name in ("batch_size", "epochs")
+            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 1
+        ]
+        if not (self.lr is None or callable(self.lr) or (isinstance(self.lr, (int, float)) and not isinstance(self.lr, bool))):
+            problems.append(f"lr must be a number or a function of the step, got {self.lr!r}")
+        callbacks: Any = self.callbacks
+        if not isinstance(callbacks, (tuple, list)):
+            problems.append(f"callbacks must be a tuple of callbacks, got {_kind(callbacks)}")
+        if problems:
+            raise UsageError(f"a recipe's {'; '.join(problems)}")
+        object.__setattr__(self, "callbacks", tuple(callbacks))
 
 
 def load(spec: str) -> RecipeFunction:
@@ -71,7 +80,8 @@ def load(spec: str) -> RecipeFunction:
         UsageError: there is no such file, module or function, or its module raises.
     """
     place, _, name = spec.partition(":")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    is_path = "/" in place or place.endswith(".py") or Path(place).is_dir()
+    module = _load_file(Path(place)) if is_path and not _is_package(Path(place)) else _load_module(place)
     name = name or "recipe"
     function = getattr(module, name, None)
     if callable(function):
@@ -98,10 +108,10 @@ def build(function: RecipeFunction, settings: Mapping[str, Any]) -> Recipe:
     except UsageError:
         raise
     except Exception as error:
-        raise _raised("the recipe", error, function.__code__.co_filename) from error
+        raise _raised("the recipe", error, _file(function), _call(function, arguments)) from error
     if not isinstance(recipe, Recipe):
         raise UsageError(
-            f"{function.__name__}() must return an hvdtrain.Recipe, got {_kind(recipe)}",
+            f"{_name(function)}() must return an hvdtrain.Recipe, got {_kind(recipe)}",
             "end it with: return hvdtrain.Recipe(...)",
         )
     return recipe
@@ -109,39 +119,60 @@ def build(function: RecipeFunction, settings: Mapping[str, Any]) -> Recipe:
 
 def _load_file(path: Path) -> types.ModuleType:
     if not path.is_file():
-        found = "is a directory" if path.is_dir() else "does not exist"
-        raise UsageError(f"the recipe {path} {found} (looked in {Path.cwd()})", _FORMS)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+        found = "is a directory" if path.is_dir() else f"does not exist (looked in {Path.cwd()})"
+        beside = [str(file) for file in sorted(path.parent.glob("*.py"))] if not path.is_dir() else []
+        close = difflib.get_close_matches(f"{path.with_suffix('')}.py", beside, 1)
+        raise UsageError(f"the recipe {path} {found}", f"did you mean {close[0]}?" if close else _FORMS)
+    if path.suffix != ".py":
+        raise UsageError(f"the recipe {path} is no .py file", _FORMS)
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does, so that modules beside it are found
-    sys.modules[path.stem] = module
+    sys.modules[name] = module  # where pickle, in a loader's worker, looks for the recipe's classes
     try:
         spec.loader.exec_module(module)
     except UsageError:
         raise
     except Exception as error:
-        raise _raised(str(path), error, str(path)) from error
+        raise _raised(str(path), error, str(path), f"python {shlex.quote(str(path))}") from error
     return module
 
 
+def _module_name(path: Path) -> str:
+    """The file's own name, unless that would replace another module that is in use (a recipe called ``json.py``)."""
+    loaded = sys.modules.get(path.stem)
+    if loaded is None or getattr(loaded, "__file__", None) == str(path.resolve()):
+        return path.stem
+    return f"{path.stem}_recipe"
+
+
+def _is_package(path: Path) -> bool:
+    return path.is_dir() and path.name == str(path) and (path / "__init__.py").is_file()
+
+
 def _load_module(name: str) -> types.ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"{name!r} names no recipe", _FORMS)
     sys.path.insert(0, "")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(f"there is no module {name!r} for the recipe", _FORMS) from None
-        raise _raised(name, error, "") from error
-    except ValueError:
-        raise UsageError(f"{name!r} names no recipe", _FORMS) from None
+            found = f"{name}.py"
+            hint = f"did you mean {found}?" if Path(found).is_file() else _FORMS
+            raise UsageError(f"there is no module {name!r} for the recipe", hint) from None
+        raise _raised(name, error, "", f"python -m {name}") from error
+    except UsageError:
+        raise
     except Exception as error:
-        raise _raised(name, error, "") from error
+        raise _raised(name, error, "", f"python -m {name}") from error
 
 
-def _raised(what: str, error: Exception, filename: str) -> UsageError:
-    """The user's own error, with the deepest line of the user's file that led to it."""
+def _raised(what: str, error: Exception, filename: str, command: str) -> UsageError:
+    """The user's own error, with the deepest line of the user's file that led to it; ``command`` raises it again."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError):
         where = f"{error.filename}:{error.lineno}"
@@ -149,41 +180,81 @@ def _raised(what: str, error: Exception, filename: str) -> UsageError:
         own = [frame for frame in frames if filename and frame.filename.endswith(filename)] or frames[-1:]
         where = f"{own[-1].filename}:{own[-1].lineno}"
     text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name:
         return UsageError(
             f"{where}: {text}", f"pip install the package that has {error.name!r} into {sys.prefix}, on every host"
         )
-    return UsageError(f"{what} failed at {where}: {text}", f"python {filename or '-m ' + what} shows the whole traceback")
+    return UsageError(f"{what} failed at {where}: {text}", f"{command} shows the whole traceback")
+
+
+def _name(function: RecipeFunction) -> str:
+    return str(getattr(function, "__name__", None) or getattr(function, "func", type(function)).__name__)
+
+
+def _file(function: RecipeFunction) -> str:
+    """Where ``function`` was written; empty for a callable that is not written in Python."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    try:
+        return inspect.getsourcefile(inner) or ""
+    except TypeError:
+        return ""
+
+
+def _call(function: RecipeFunction, arguments: Mapping[str, Any]) -> str:
+    """A shell command that calls ``function`` as we did."""
+    place = f"{_file(function)}:{_name(function)}"
+    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"python -c {shlex.quote(f'import hvdtrain.recipe as r; r.load({place!r})({given})')}"
 
 
 def _convert_all(function: RecipeFunction, settings: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    hints = typing.get_type_hints(function)
+    signature = inspect.signature(function).parameters.values()
+    parameters = {p.name: p for p in signature if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    takes_any = any(p.kind == p.VAR_KEYWORD for p in signature)
     arguments: dict[str, Any] = {}
     problems: list[str] = []
     for name, value in settings.items():
-        if name not in parameters:
+        if name in parameters:
+            try:
+                arguments[name] = convert(value, _hint(function, parameters[name]))
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
+        elif takes_any:
+            arguments[name] = value
+        else:
             close = difflib.get_close_matches(name, list(parameters), 1)
             problems.append(f"no parameter {name!r}" + (f" (did you mean {close[0]!r}?)" if close else ""))
-            continue
-        default = parameters[name].default
-        hint = hints.get(name, type(default) if default not in (None, inspect.Parameter.empty) else Any)
-        try:
-            arguments[name] = convert(value, hint)
-        except ValueError as error:
-            problems.append(f"{name}: {error}")
     if problems:
         known = ", ".join(f"{p.name}={p.default!r}" if p.default is not p.empty else p.name for p in parameters.values())
         raise UsageError(
-            f"{function.__name__}() cannot be set so: {'; '.join(problems)}",
+            f"{_name(function)}() cannot be set so: {'; '.join(problems)}",
             f"its parameters: {known}" if known else "it has no parameter to set",
         )
-    missing = [
-        p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments and p.kind != p.VAR_KEYWORD
-    ]
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in arguments]
     if missing:
-        raise UsageError(f"{function.__name__}() needs a value for {', '.join(missing)}", f"--set {missing[0]}=VALUE")
+        raise UsageError(f"{_name(function)}() needs a value for {', '.join(missing)}", f"--set {missing[0]}=VALUE")
     return arguments
+
+
+def _hint(function: RecipeFunction, parameter: inspect.Parameter) -> Any:
+    """The type of ``parameter``: as annotated, or else that of its default.
+
+    One annotation at a time: another parameter's, or the result's, may be known to type checkers only.
+
+    Raises:
+        ValueError: the annotation is text that names nothing here.
+    """
+    default = parameter.default
+    if parameter.annotation is parameter.empty:
+        return Any if default is None or default is parameter.empty else type(default)
+    written = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+    inner = inspect.unwrap(getattr(function, "func", function))
+    namespace = getattr(inner, "__globals__", None) or vars(sys.modules.get(inner.__module__, typing))
+    try:
+        hint = typing.get_type_hints(written, globalns=namespace)[parameter.name]
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise ValueError(f"its type {parameter.annotation!r} is not known where the recipe runs ({error})") from None
+    return typing.Optional[hint] if default is None else hint  # noqa: UP045 - `hint | None` fails for some hints
 
 
 def convert(value: Any, hint: Any) -> Any:
@@ -203,19 +274,23 @@ def convert(value: Any, hint: Any) -> Any:
                 continue
         raise ValueError(f"expected {_type_name(hint)}, got {value!r}")
     if typing.get_origin(hint) is typing.Literal:
-        if value in options:
-            return value
+        for option in options:
+            try:
+                if convert(value, type(option)) == option:
+                    return option
+            except ValueError:
+                continue
         raise ValueError(f"expected one of {', '.join(map(repr, options))}, got {value!r}")
     if hint is bool and isinstance(value, str):
         if value.lower() in ("true", "yes", "on", "1"):
             return True
         if value.lower() in ("false", "no", "off", "0"):
             return False
-    elif hint in (int, float) and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+    elif hint in (int, float):
         try:
-            if hint is float or not isinstance(value, float):
+            if isinstance(value, (str, int, hint)) and not isinstance(value, bool):
                 return hint(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif hint is Path and isinstance(value, str):
         return Path(value)

@@ -65,14 +65,15 @@ class World:
         """Read the launcher's variables: Horovod, Open MPI, PMI, Slurm, torchrun; none of them means a single process.
 
         The first launcher whose rank and size are set wins. Slurm's and PMI's variables also exist where Slurm merely
-        started another launcher's daemons, so only Horovod and Open MPI are compared with each other.
+        started another launcher's daemons, so only Horovod and Open MPI are compared with each other, and the variables
+        of a launcher that does not win are not looked at.
 
         Raises:
-            HvdtrainError: a variable is no number, or Horovod and Open MPI contradict each other.
+            HvdtrainError: a variable is no number, a rank is set without a size, or Horovod and Open MPI contradict each
+                other.
         """
         env = os.environ if environ is None else environ
-        found = [world for name, names in _LAUNCHERS.items() if (world := _read(name, names, env)) is not None]
-        trusted = [world for world in found if world.source in ("horovod", "open mpi")]
+        trusted = [world for name in ("horovod", "open mpi") if (world := _read(name, env)) is not None]
         if len({(world.rank, world.size) for world in trusted}) > 1:
             first, second = trusted
             raise HvdtrainError(
@@ -80,7 +81,12 @@ class World:
                 f"{second.source} says rank {second.rank} of {second.size}",
                 "unset the variables of the one that did not start this process (HOROVOD_RANK ... or OMPI_COMM_WORLD_RANK ...)",
             )
-        return found[0] if found else cls()
+        if trusted:
+            return trusted[0]
+        found = next((world for name in ("pmi", "slurm", "torchrun") if (world := _read(name, env)) is not None), None)
+        if found is None:
+            _refuse_rank_without_size(env)
+        return found or cls()
 
     def with_hosts(self, hosts: Sequence[str]) -> World:
         """The same world with its nodes counted from the host of each rank, ``hosts[rank]``, in order of first rank."""
@@ -97,7 +103,18 @@ class World:
         )
 
 
-def _read(source: str, names: tuple[str, ...], env: Mapping[str, str]) -> World | None:
+def _refuse_rank_without_size(env: Mapping[str, str]) -> None:
+    """Better than that each of N ranks trains alone. Slurm's and torch's ranks prove nothing: batch scripts have one."""
+    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+        if env.get(name):
+            raise HvdtrainError(
+                f"{name} says that this is rank {env[name]} of a job, but no variable says how many ranks there are",
+                f"start the job with hvdtrain run, horovodrun, mpirun or srun; or unset {name} for a single process",
+            )
+
+
+def _read(source: str, env: Mapping[str, str]) -> World | None:
+    names = _LAUNCHERS[source]
     if not (env.get(names[0]) and env.get(names[1])):
         return None
 

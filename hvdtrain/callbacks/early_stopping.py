@@ -22,6 +22,8 @@ class EarlyStopping(Callback):
     ) -> None:
         if mode not in ("min", "max"):
             raise UsageError(f"EarlyStopping's mode must be 'min' or 'max', got {mode!r}")
+        if patience < 1:
+            raise UsageError(f"EarlyStopping's patience must be at least 1, got {patience}")
         self.monitor, self.patience, self.mode, self.min_delta = monitor, patience, mode, min_delta
         self.best = math.inf
         self.bad_evaluations = 0

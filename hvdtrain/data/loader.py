@@ -24,7 +24,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loader:
-    """Gives the batches of an epoch in order, ``prefetch`` of them loaded before they are asked for."""
+    """Gives the batches of an epoch in order, ``prefetch`` of them loaded before they are asked for (0: without a thread)."""
 
     source: Source
     sampler: Sampler
@@ -34,6 +34,12 @@ class Loader:
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``position`` on. What loading raises is raised here, at its batch."""
+        batches = (
+            Batch(part, self.source.take(part.indices)) for part in self.sampler.epoch(epoch, position, self.rank, self.size)
+        )
+        return self._ahead(batches) if self.prefetch > 0 else batches
+
+    def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=self.prefetch)
         closed = threading.Event()
 
@@ -48,8 +54,8 @@ class Loader:
 
         def load() -> None:
             try:
-                for part in self.sampler.epoch(epoch, position, self.rank, self.size):
-                    if not put(Batch(part, self.source.take(part.indices))):
+                for batch in batches:
+                    if not put(batch):
                         return
                 put(None)
             except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -29,10 +30,10 @@ class ArraySource:
     arrays: Any
 
     def __post_init__(self) -> None:
-        lengths = {len(leaf) for leaf in _leaves(self.arrays)}
-        if len(lengths) != 1:
+        lengths = {len(leaf) if np.ndim(leaf) else "none (a single number)" for leaf in _leaves(self.arrays)}
+        if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
             raise UsageError(
-                f"the arrays of a data source must have one length, got {sorted(lengths)}",
+                f"the arrays of a data source must have one length, got {', '.join(sorted(map(str, lengths))) or 'no array'}",
                 "the first axis of each array counts the samples",
             )
 
@@ -66,11 +67,16 @@ def as_source(data: Any) -> Source:
         UsageError: ``data`` is none of these, or empty.
     """
     source: Source
-    if isinstance(data, Source):
+    if isinstance(data, list):
+        raise UsageError(
+            "a list as data may mean arrays or samples",
+            "give arrays as a tuple, (inputs, targets), and a list of samples as hvdtrain.data.sources.ItemSource(samples)",
+        )
+    if isinstance(data, (tuple, dict)) or hasattr(data, "__array__"):
+        source = ArraySource(_map(np.asarray, data))
+    elif _is_source(data):
         source = data
-    elif isinstance(data, (tuple, list, dict)) or hasattr(data, "__array__"):
-        source = ArraySource(_map(np.asarray, tuple(data) if isinstance(data, list) else data))
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, bytes)):
         source = ItemSource(data)
     else:
         raise UsageError(
@@ -80,6 +86,11 @@ def as_source(data: Any) -> Source:
     if len(source) == 0:
         raise UsageError("the data source has no sample", "check the path or the filter that makes it")
     return source
+
+
+def _is_source(data: Any) -> bool:
+    """Whether ``data`` has *our* ``take``: tf.data's and Hugging Face's data sets have one that gives the first n samples."""
+    return isinstance(data, Source) and "indices" in inspect.signature(data.take).parameters
 
 
 def _leaves(data: Any) -> list[Any]:

@@ -37,7 +37,7 @@ class ConsoleLogger:
                 MofNCompleteColumn(),
                 BarColumn(bar_width=12),
                 TimeRemainingColumn(compact=True),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),  # names like f1[macro]
                 console=console,
             )
             self._task = self._progress.add_task("", total=total_steps, completed=first_step)

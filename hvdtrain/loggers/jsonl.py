@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,24 @@ from hvdtrain.state import TrainState
 
 
 class JsonLinesLogger:
+    """Adds to what is there, as a resumed run does. A figure that is no number (NaN, infinite) is written as null."""
+
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_part_of_line(path)
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def log(self, state: TrainState, values: Mapping[str, float]) -> None:
-        line = {"time": time.time(), "step": state.step, "epoch": state.epoch, "samples": state.samples, **values}
-        self._file.write(json.dumps(line) + "\n")
+        figures = {name: number if math.isfinite(number := float(value)) else None for name, value in values.items()}
+        line = {"time": time.time(), "step": state.step, "epoch": state.epoch, "samples": state.samples, **figures}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def close(self) -> None:
         self._file.close()
+
+
+def _drop_part_of_line(path: Path) -> None:
+    """Cut off a last line that a killed run left unfinished: the next one would be glued to it."""
+    if path.is_file():
+        with path.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
