@@ -89,6 +89,19 @@ def resume(where: Path, adapter: Adapter, comm: Communicator, *, required: bool 
     return chosen
 
 
+def refuse_old(root: Path, comm: Communicator) -> None:
+    """Collective. Raise UsageError if ``root`` holds checkpoints: a run that starts anew would mix with them and prune them."""
+
+    def look() -> None:
+        if old := _steps(root):
+            raise UsageError(
+                f"{root} holds the checkpoints of an earlier run (up to {max(old, key=_step).name}), and --resume is never",
+                "use another --run-dir, go on with --resume auto, or remove them",
+            )
+
+    agree(comm, look, name="checkpoint/none")
+
+
 def agree(comm: Communicator, decide: Callable[[], T], *, name: str) -> T:
     """Collective. Let the primary decide and every rank have its result, or raise its error."""
     outcome: tuple[T | None, HvdtrainError | None] = (None, None)

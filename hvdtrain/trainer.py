@@ -224,12 +224,13 @@ class Trainer:
 
     def _resume(self) -> checkpoint.Checkpoint | None:
         """Collective. The checkpoint that the options ask for, loaded on every rank."""
-        wanted = self.options.resume
-        if wanted == "never" or (wanted == "auto" and self.run_dir is None):
+        wanted, own = self.options.resume, self.run_dir.checkpoints if self.run_dir else None
+        if wanted == "never":
+            if own is not None:
+                checkpoint.refuse_old(own, self.comm)
             return None
         if wanted == "auto":
-            assert self.run_dir is not None
-            found = checkpoint.resume(self.run_dir.checkpoints, self.adapter, self.comm)
+            found = checkpoint.resume(own, self.adapter, self.comm) if own else None
         else:
             found = checkpoint.resume(Path(wanted), self.adapter, self.comm, required=True)
         if found is not None and found.data != self._data():

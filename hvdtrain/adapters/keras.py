@@ -73,7 +73,7 @@ class KerasAdapter:
         for number, variable in enumerate(self._variables()):
             name = f"state.{number}"
             if variable.dtype in ("uint32", "uint64"):  # the state of random generators; Horovod carries no such type
-                variable.assign(self._comm.broadcast(np.asarray(variable.value), name=name, root=root))
+                variable.assign(self._comm.broadcast(variable.value.numpy(), name=name, root=root))
             else:
                 variable.assign(self._hvd.broadcast(variable.value, root_rank=root, name=name))
 
@@ -97,11 +97,12 @@ class KerasAdapter:
         return self._means(self._evaluate(inputs, targets), count)
 
     def save(self, directory: Path) -> None:
-        self.model.save_weights(directory / "model.weights.h5")
-        np.savez(directory / "optimizer.npz", *[np.asarray(variable) for variable in self.optimizer.variables])
+        # A .keras file is put together in memory; HDF5 writing straight to a disk that is full ends the process.
+        self.model.save(directory / "model.keras")
+        np.savez(directory / "optimizer.npz", *[variable.value.numpy() for variable in self.optimizer.variables])
 
     def load(self, directory: Path) -> None:
-        self.model.load_weights(directory / "model.weights.h5")
+        self.model.load_weights(directory / "model.keras")
         with np.load(directory / "optimizer.npz", allow_pickle=False) as saved:
             if len(saved) != len(self.optimizer.variables):
                 raise ValueError(f"{len(saved)} optimizer variables, the recipe's has {len(self.optimizer.variables)}")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.adapters import batch_pair
 from hvdtrain.comm import Communicator
 from hvdtrain.metrics import Mean, Means
 
@@ -72,7 +73,7 @@ class LinearAdapter:
 
 
 def _rows(batch: Any) -> tuple[Array, NDArray[np.int64]]:
-    inputs, targets = batch
+    inputs, targets, _ = batch_pair(batch)
     return np.hstack([inputs, np.ones((len(inputs), 1))]).astype(np.float64), np.asarray(targets, dtype=np.int64)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import click
 
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.world import World
 
 #: command -> (module in hvdtrain.cli whose attribute ``command`` is the Click command, one line of help)
 COMMANDS = {
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None, obj: object = None) -> int:
     """Run the command line and return the exit code; errors of the user's are printed without a traceback."""
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
+        if not arguments and World.from_env().size > 1:
+            arguments = ["train"]  # started bare by a launcher: train what hvdtrain.yaml names
         result = group.main(args=arguments, prog_name="hvdtrain", standalone_mode=False, obj=obj)
         return result if isinstance(result, int) else 0
     except HvdtrainError as error:
