@@ -1,0 +1,145 @@
+"""The floors of the design: imports go down or sideways, never up, and each heavy library has its home."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "hvdtrain"
+
+#: module (or package, without its __init__) -> floor; the longest name that fits counts
+FLOORS = {
+    "cli": 4,
+    "": 4,  # hvdtrain/__init__.py and __main__.py: the face of the package
+    "trainer": 3,
+    "worker": 3,
+    "adapters": 3,
+    "comm": 2,
+    "data": 2,
+    "callbacks": 2,
+    "loggers": 2,
+    "checkpoint": 2,
+    "horovod": 2,
+    "launch": 2,
+    "comm.__init__": 1,
+    "adapters.__init__": 1,
+    "callbacks.__init__": 1,
+    "loggers.__init__": 1,
+    "launch.__init__": 1,
+    "data.__init__": 1,
+    "data.sampler": 1,
+    "launch.hostfile": 1,
+    "launch.nodelist": 1,
+    "recipe": 1,
+    "config": 1,
+    "errors": 0,
+    "world": 0,
+    "metrics": 0,
+    "state": 0,
+    "lr": 0,
+    "rundir": 0,
+}
+
+#: library -> modules that may import it
+HOMES = {
+    "torch": {"adapters.torch", "comm.horovod"},
+    "tensorflow": {"adapters.keras", "comm.horovod"},
+    "keras": {"adapters.keras"},
+    "horovod": {"adapters.torch", "adapters.keras", "comm.horovod"},
+    "mpi4py": {"comm.mpi"},
+    "tensorboardX": {"loggers.tensorboard"},
+    "click": {"cli"},
+    "rich": {"cli", "loggers.console"},
+}
+
+MODULES = sorted(path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in ROOT.rglob("*.py"))
+
+
+def floor_of(module: str) -> int:
+    name = module
+    while name not in FLOORS:
+        name = name.rpartition(".")[0]
+    if name == "" and module not in ("__init__", "__main__"):
+        pytest.fail(f"hvdtrain/{module}.py has no floor yet: add it to FLOORS")
+    return FLOORS[name]
+
+
+def imports(module: str) -> Iterator[str]:
+    """Every module that ``module`` imports anywhere in its text, with relative names made absolute."""
+    for node in ast.walk(ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"hvdtrain.{module}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(name: str) -> str | None:
+    """The module of ours that an imported name belongs to."""
+    parts = name.split(".")[1:]
+    while True:
+        if parts and (ROOT.joinpath(*parts).with_suffix(".py")).is_file():
+            return ".".join(parts)
+        if (ROOT.joinpath(*parts) / "__init__.py").is_file():
+            return ".".join([*parts, "__init__"])
+        if not parts:
+            return None
+        parts.pop()
+
+
+def is_under(module: str, places: set[str]) -> bool:
+    return any(module == place or module.startswith(place + ".") for place in places)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_never_go_up(module):
+    for name in imports(module):
+        target = ours(name) if name.split(".")[0] == "hvdtrain" else None
+        if target is not None and target != module:
+            assert floor_of(target) <= floor_of(module), f"hvdtrain.{module} imports hvdtrain.{target} from a higher floor"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_heavy_libraries_are_imported_in_their_own_home_only(module):
+    for name in imports(module):
+        places = HOMES.get(name.split(".")[0])
+        assert places is None or is_under(module, places), f"hvdtrain.{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if "." not in module and FLOORS.get(module) == 0])
+def test_the_lowest_floor_needs_the_standard_library_only(module):
+    for name in imports(module):
+        top = name.split(".")[0]
+        assert top == "hvdtrain" or top in sys.stdlib_module_names, f"hvdtrain.{module} imports {name}"
+
+
+def test_commands_do_not_import_each_other():
+    for module in MODULES:
+        if module.startswith("cli.") and module != "cli.__init__":
+            targets = {ours(name) for name in imports(module) if name.startswith("hvdtrain.cli.")}
+            assert targets <= {"cli.__init__", module}, f"hvdtrain.{module} imports {targets}"
+
+
+HEAVY = ("torch", "tensorflow", "keras", "horovod", "mpi4py", "sklearn")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import hvdtrain; hvdtrain.Recipe",
+        "from hvdtrain.cli import main; main(['--help'])",
+        "from hvdtrain.cli import main; main(['run', '--help'])",
+        "from hvdtrain.cli import main; main(['train', '--help'])",
+        "from hvdtrain.cli import main; main(['horovod', '--help'])",
+        "from hvdtrain.cli import main; main(['run', '-np', '2', '--dry-run', '--', 'true'])",
+    ],
+)
+def test_no_framework_is_imported_before_it_is_needed(statement):
+    code = f"import sys; {statement}; print('HEAVY', [name for name in {HEAVY} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "HEAVY []" in result.stdout, result.stdout + result.stderr

@@ -1,0 +1,195 @@
+"""The loop: what it trains, when it evaluates, saves and stops. With the NumPy adapter, on one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hvdtrain
+from hvdtrain import lr
+from hvdtrain.comm.local import LocalCommunicator
+from hvdtrain.config import Options
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.rundir import RunDir
+from hvdtrain.state import TrainState
+from hvdtrain.trainer import Trainer
+from hvdtrain.world import World
+from tests import recipes
+
+STEPS_PER_EPOCH = 16  # 1,003 samples, batches of 64
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, state: TrainState, values) -> None:
+        self.lines.append((state.step, dict(values)))
+
+    def close(self) -> None:
+        pass
+
+    def steps(self, name: str) -> list[int]:
+        return [step for step, values in self.lines if name in values]
+
+
+def fit(recipe: hvdtrain.Recipe | None = None, run_dir: Path | None = None, **options):
+    lines = Lines()
+    trainer = Trainer(
+        recipe or recipes.linear(),
+        LocalCommunicator(World()),
+        options=Options(**options),
+        run_dir=RunDir(run_dir) if run_dir else None,
+        loggers=[lines],
+    )
+    trainer.prepare()
+    return trainer.fit(), trainer, lines
+
+
+def test_it_trains_every_epoch_to_its_end_and_reports_what_was_done():
+    summary, trainer, _ = fit()
+    assert (summary.steps, summary.epochs, summary.samples) == (2 * STEPS_PER_EPOCH, 2, 2 * 1003)
+    assert summary.valid["valid/accuracy"] > 0.6
+    assert summary.samples_per_s > 0
+    assert trainer.total_steps == 32
+
+
+@pytest.mark.parametrize(("options", "steps"), [({"max_steps": 5}, 5), ({"epochs": 3}, 48), ({"batch_size": 1003}, 2)])
+def test_options_override_the_recipe(options, steps):
+    assert fit(**options)[0].steps == steps
+
+
+def test_figures_are_logged_every_so_many_steps_and_at_the_end_of_each_epoch():
+    _, _, lines = fit(log_every=7)
+    assert lines.steps("train/loss") == [7, 14, 16, 21, 28, 32]
+    assert lines.steps("valid/loss") == [16, 32]
+
+
+def test_evaluation_and_checkpoints_come_when_they_are_due(tmp_path):
+    _, _, lines = fit(run_dir=tmp_path, eval_every=10, save_every=12, keep=9)
+    assert lines.steps("valid/loss") == [10, 20, 30, 32]
+    assert [path.name[-2:] for path in sorted((tmp_path / "checkpoints").iterdir())] == ["12", "24", "32"]
+
+
+def test_evaluation_counts_every_sample_once():
+    recipe = recipes.linear()
+    _, trainer, _ = fit(recipe, max_steps=3)
+    inputs, targets = recipe.valid
+    whole = trainer.adapter.eval_step((inputs, targets))
+    assert trainer.evaluate()["valid/loss"] == pytest.approx(whole["loss"].value, rel=1e-12)
+
+
+def test_the_logged_training_loss_is_the_mean_over_the_samples_of_the_window():
+    class Losses(hvdtrain.Callback):
+        pass
+
+    recipe = recipes.linear()
+    _, trainer, lines = fit(recipe, log_every=16, max_steps=16)
+    other = recipes.linear()
+    check = Trainer(other, LocalCommunicator(World()))
+    total = count = 0.0
+    for batch in check.loader.epoch(0):
+        mean = other.adapter.train_step(batch.data, lr=None, weight=1.0)["loss"]
+        total, count = total + mean.total, count + mean.count
+    assert count == 1003
+    assert lines.lines[0][1]["train/loss"] == pytest.approx(total / count)
+
+
+def test_a_resumed_run_ends_with_the_weights_of_an_undisturbed_one(tmp_path):
+    whole = fit()[1].adapter.weights
+    for stop in (5, 16, 21, None):  # in an epoch, at its end, in the next, to the end
+        _, trainer, _ = fit(run_dir=tmp_path, max_steps=stop)
+    assert np.array_equal(trainer.adapter.weights, whole)
+
+
+def test_a_resumed_run_loads_no_sample_twice(tmp_path):
+    seen: list[int] = []
+    for stop in (3, 7, 16):
+        recipe = recipes.linear()
+        fit(recipe, run_dir=tmp_path, max_steps=stop)
+        seen += [index for part in recipe.train.taken for index in part][: 64 * 100]
+    first_epoch = list(dict.fromkeys(seen))
+    assert sorted(first_epoch) == list(range(1003))
+
+
+def test_a_finished_run_that_is_started_again_trains_nothing_and_loses_nothing(tmp_path):
+    first = fit(run_dir=tmp_path)[0]
+    again = fit(run_dir=tmp_path)[0]
+    assert (again.steps, again.valid) == (first.steps, first.valid)
+    assert fit(run_dir=tmp_path, epochs=3)[0].steps == 48
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+    fit(run_dir=tmp_path, max_steps=3)
+    with pytest.raises(UsageError, match="seed 5 instead of 6"):
+        fit(run_dir=tmp_path, seed=6)
+    with pytest.raises(UsageError, match="samples 1003 instead of 900"):
+        fit(recipes.linear(samples=900), run_dir=tmp_path)
+
+
+def test_starting_anew_in_a_directory_with_checkpoints_is_refused(tmp_path):
+    fit(run_dir=tmp_path, max_steps=3)
+    with pytest.raises(UsageError, match="holds the checkpoints of an earlier run"):
+        fit(run_dir=tmp_path, resume="never")
+
+
+def test_a_callback_stops_the_run_and_its_reason_is_reported():
+    class AtNine(hvdtrain.Callback):
+        def on_step_end(self, state: TrainState) -> str | None:
+            return "nine steps are enough" if state.step == 9 else None
+
+    summary = fit(replace(recipes.linear(), callbacks=(AtNine(),)), log_every=4)[0]
+    assert (summary.steps, summary.stopped) == (12, "nine steps are enough")  # at the next vote
+
+
+def test_early_stopping_ends_at_the_evaluation_that_decided_it(tmp_path):
+    recipe = replace(recipes.linear(), lr=0.0, callbacks=(hvdtrain.EarlyStopping("valid/loss", patience=2),))
+    summary, _, _ = fit(recipe, epochs=9, run_dir=tmp_path)
+    assert summary.steps == 3 * STEPS_PER_EPOCH
+    assert "valid/loss has not improved in 2 evaluations" in summary.stopped
+    assert (tmp_path / "checkpoints" / "step-00000048").is_dir()
+
+
+def test_early_stopping_on_an_unknown_figure_names_the_known_ones():
+    recipe = replace(recipes.linear(), callbacks=(hvdtrain.EarlyStopping("valid/f1"),))
+    with pytest.raises(UsageError, match="valid/accuracy, valid/loss"):
+        fit(recipe)
+
+
+def test_the_learning_rate_is_a_function_of_the_step_also_after_a_resume(tmp_path):
+    recipe = replace(recipes.linear(), lr=lr.warmup(lr.cosine(0.5, 32), 5))
+    _, _, lines = fit(recipe, log_every=1)
+    expected = {step: values["train/lr"] for step, values in lines.lines if "train/lr" in values}
+    for stop in (3, 5, 12, None):
+        _, _, lines = fit(replace(recipe, adapter=recipes.linear().adapter), run_dir=tmp_path, log_every=1, max_steps=stop)
+        for step, values in lines.lines:
+            if "train/lr" in values:
+                assert values["train/lr"] == expected[step]
+
+
+@pytest.mark.parametrize("source", ["arrays", "items", "source"])
+def test_data_may_come_as_arrays_as_items_or_as_a_source(source):
+    inputs, targets = recipes.arrays()
+
+    class Items:
+        def __len__(self) -> int:
+            return len(inputs)
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, np.int64]:
+            return inputs[index], targets[index]
+
+    data = {"arrays": (inputs, targets), "items": Items(), "source": recipes.RecordedSource((inputs, targets))}[source]
+    reference = fit(max_steps=4)[1].adapter.weights
+    assert np.array_equal(fit(replace(recipes.linear(), train=data), max_steps=4)[1].adapter.weights, reference)
+
+
+def test_ranks_that_are_set_up_otherwise_are_told_apart():
+    class Disagreeing(LocalCommunicator):
+        def allgather(self, value, *, name):
+            return [value, {**value, "seed": 99, "samples": 12}]
+
+    with pytest.raises(HvdtrainError, match="rank 1 is set up otherwise than rank 0: samples 12 instead of 1003, seed 99"):
+        Trainer(recipes.linear(), Disagreeing(World()))
