@@ -6,13 +6,29 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from hvdtrain.errors import JobError, UsageError
-from hvdtrain.launch import Command, Controller, Job, Ssh, environment, failures, fit, hostfile, process
+from hvdtrain.launch import (
+    GRACE_S,
+    Command,
+    Controller,
+    Job,
+    Ssh,
+    environment,
+    failures,
+    fit,
+    frames,
+    hostfile,
+    output,
+    process,
+    relay,
+)
 from hvdtrain.launch.detect import LAUNCHERS, choose
+from hvdtrain.launch.watch import Watch
 from hvdtrain.rundir import RunDir
 
 
@@ -56,6 +72,15 @@ class RunCommand(click.Command):
 @click.option(
     "--launcher-arg", "launcher_args", multiple=True, metavar="ARG", help="One more argument for the launcher, passed last."
 )
+@click.option("--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files get all of it.")
+@click.option("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
+@click.option("--timestamps", is_flag=True, help="Begin each line with the time.")
+@click.option("--log-dir", metavar="DIR", help="Write DIR/rank-N/stdout and stderr.  [default: RUN-DIR/logs]")
+@click.option(
+    "--grace", type=float, default=GRACE_S, show_default=True, metavar="S", help="Seconds for a rank to end by itself."
+)
+@click.option("--share-devices", is_flag=True, help="Allow several ranks on one GPU.")
+@click.option("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
 @click.option("--dry-run", is_flag=True, help="Print the command and stop.")
 @click.argument("what", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [TRAIN OPTIONS] | -- PROGRAM [ARGS]")
 @click.pass_context
@@ -76,6 +101,13 @@ def command(
     ssh_args: tuple[str, ...],
     nics: tuple[str, ...],
     launcher_args: tuple[str, ...],
+    quiet_ranks: bool,
+    prefix: bool,
+    timestamps: bool,
+    log_dir: str | None,
+    grace: float,
+    share_devices: bool,
+    no_relay: bool,
     dry_run: bool,
     what: tuple[str, ...],
     is_program: bool = False,
@@ -102,31 +134,83 @@ def command(
         argv=argv,
         hosts=used,
         np=count,
-        env={**_defaults(base, used[0].slots if len(used) == 1 else None), **selection.values},
+        env={**_defaults(base), **selection.values},
         controller=controller,
         cwd=str(Path.cwd()),
         nics=nics,
         ssh=Ssh(ssh_port, ssh_identity_file, ssh_args),
         launcher_args=launcher_args,
+        grace_s=grace,
         launch_dir=str((run_dir or Path("runs")) / "launch"),
     )
+    if not no_relay:
+        errors = str(RunDir(run_dir).errors) if run_dir is not None else ""
+        job = relay.wrap(job, python=sys.executable, script=relay.SCRIPT, errors=errors, share_devices=share_devices)
     choice = choose(launcher, environ=base)
     started = choice.launcher.command(job)
     if dry_run:
         click.echo(started.script(base))
         return 0
-    return _run(started, base, run_dir)
+    if log_dir is None and run_dir is not None:
+        log_dir = str(run_dir / "logs")
+    style = output.Style(count, sys.stdout.isatty(), prefix, timestamps, quiet_ranks)
+    return _run(started, base, job, run_dir, style, Path(log_dir) if log_dir else None)
 
 
-def _run(started: Command, base: dict[str, str], run_dir: Path | None) -> int:
-    code = process.run(started, base)
-    found = failures.read(RunDir(run_dir).errors) if run_dir is not None else []
+def _run(
+    started: Command, base: dict[str, str], job: Job, run_dir: Path | None, style: output.Style, log_dir: Path | None
+) -> int:
+    """Run the command, show what the ranks say, and turn a failure into a JobError that tells the earliest one."""
+    since = time.time()
+    watch = Watch(job.hosts)
+    files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
+
+    def on_event(event: frames.Event, is_error: bool) -> None:
+        watch.see(event)
+        if isinstance(event, frames.Line):
+            if files is not None:
+                files.write(event)
+            if style.shows(event):
+                click.echo(style.render(event, time.time()), err=event.stream == "err")
+        elif isinstance(event, frames.Note):
+            if not watch.any_failed:  # what launchers say about a rank's failure is long, and less than what we know
+                click.echo(event.text, err=is_error)
+        elif isinstance(event, frames.Started) and watch.misplaced():
+            raise JobError(
+                f"the ranks are not where they were planned: {watch.misplaced()}", "did the launcher read the hosts?"
+            )
+
+    try:
+        code = process.run(started, base, on_event)
+    finally:
+        if files is not None:
+            files.close()
+    found = watch.failures(RunDir(run_dir).errors if run_dir is not None else None, since)
+    if not code and not found:
+        return 0
+    raise _job_error(found, code, watch, interrupted=code in (129, 130, 143) and not found)
+
+
+def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch, *, interrupted: bool) -> JobError:
+    if interrupted:
+        return JobError("the job was ended by a signal", exit_code=code)
     code = failures.exit_code(found, code)
     if found:
-        raise JobError(failures.report(found), found[0].hint, exit_code=code)
-    if code:
-        raise JobError(f"the job failed with exit code {code}; no rank left a message", "see the output above", exit_code=code)
-    return 0
+        return JobError(failures.report(found), found[0].hint, exit_code=code)
+    missing, silent = watch.never_started(), watch.silent()
+    if missing and silent != missing:
+        some = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        return JobError(
+            f"the launcher ended with exit code {code}; these never started: {some}", "see its message above", exit_code=code
+        )
+    if silent:
+        some = ", ".join(silent[:8]) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
+        return JobError(
+            f"the launcher ended with exit code {code}; no word from {some}",
+            "is the host, or its network, down?",
+            exit_code=code,
+        )
+    return JobError(f"the launcher ended with exit code {code}, no rank failed", "see its message above", exit_code=code)
 
 
 def _hosts(hosts: str | None, path: str | None, np: int | None, strict: bool) -> hostfile.Hosts:
@@ -176,12 +260,7 @@ def _given(paths: tuple[str, ...]) -> dict[str, str]:
     return values
 
 
-def _defaults(base: dict[str, str], local_ranks: int | None) -> dict[str, str]:
-    """What ranks get unless the user has set it."""
+def _defaults(base: dict[str, str]) -> dict[str, str]:
+    """What ranks get unless the user has set it. Threads are counted on each host, by the relay."""
     values = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    if local_ranks:
-        cpus = len(os.sched_getaffinity(0))
-        values["OMP_NUM_THREADS"] = str(max(1, cpus // local_ranks))
-        if local_ranks > cpus:
-            values["OMPI_MCA_mpi_yield_when_idle"] = "1"
     return {name: base.get(name, value) for name, value in values.items()}

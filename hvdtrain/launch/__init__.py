@@ -14,18 +14,25 @@ from typing import Literal, Protocol
 
 from hvdtrain.errors import UsageError
 
+#: Time for a rank to end by itself when the job is ended; Open MPI kills after one second by default.
+GRACE_S = 0.7
+
 Controller = Literal["mpi", "gloo"]
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and how many ranks it may take. ``name`` is a checked host name, IPv4 or (without brackets) IPv6 address."""
+    """A machine and how many ranks it may take. ``name`` is a checked host name, IPv4 or (without brackets) IPv6 address.
+
+    ``devices`` are the numbers of the GPUs that its local ranks get, one each; empty: those that the host offers, in order.
+    """
 
     name: str
     slots: int = 1
     user: str = ""
     port: int | None = None
     max_slots: int | None = None
+    devices: tuple[int, ...] = ()
 
     @property
     def is_ipv6(self) -> bool:
@@ -82,7 +89,8 @@ class Job:
     """What to run where: ``np`` ranks of ``argv``, filling the hosts in order.
 
     ``env`` holds what every rank gets on top of what its host gives. ``launch_dir`` is where a launcher's files (a hostfile
-    that is too long for a command line) may be written.
+    that is too long for a command line) may be written. ``tagged``: the ranks run under our relay, and the launcher is to mark
+    each chunk of output with its rank if it can.
     """
 
     argv: tuple[str, ...]
@@ -93,9 +101,11 @@ class Job:
     cwd: str = ""
     nics: tuple[str, ...] = ()
     ssh: Ssh = Ssh()
+    grace_s: float = GRACE_S
     launcher_args: tuple[str, ...] = ()
     launch_dir: str = ""
     elastic: Elastic | None = None
+    tagged: bool = False
 
     @property
     def is_remote(self) -> bool:
@@ -188,7 +198,7 @@ def fit(hosts: Sequence[Host], np: int, *, source: str, oversubscribe: bool = Fa
         slots = min(left, host.slots + rounds + (number < rest))
         if slots == 0:
             break
-        used.append(replace(host, slots=slots))
+        used.append(replace(host, slots=slots, devices=host.devices[:slots]))
         left -= slots
     return tuple(used)
 

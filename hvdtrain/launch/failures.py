@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,16 @@ class Failure:
     hint: str = ""
     traceback: str = ""
     exit_code: int | None = None
+
+    def with_code(self, code: int) -> Failure:
+        """With the exit code that was seen from outside, unless the rank named its own."""
+        return replace(self, exit_code=self.exit_code or code)
+
+    def with_last_line(self, text: str) -> Failure:
+        """A rank that was killed leaves no message; its last line of output says how far it came."""
+        if not text or self.phase or not self.error.startswith("killed by signal"):
+            return self
+        return replace(self, error=f"{self.error}; the last line it wrote: {_one_line(text)}")
 
     @property
     def where(self) -> str:

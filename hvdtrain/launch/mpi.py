@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Job
+from hvdtrain.launch import GRACE_S, Job
 
 Kind = Literal["openmpi", "mpich", "intel"]
 
@@ -39,8 +40,12 @@ class Mpi:
 
     def daemon_args(self, job: Job) -> tuple[str, ...]:
         """Open MPI's options for its daemons on other hosts: where they are, and how to notice that a host went silent."""
-        if self.kind != "openmpi" or not job.is_remote:
+        if self.kind != "openmpi":
             return ()
+        # mpirun waits this long between SIGTERM and SIGKILL, whether it has to or not.
+        patience = (self.mca, "odls_base_sigkill_timeout", str(math.ceil(job.grace_s) + 1)) if job.grace_s > GRACE_S else ()
+        if not job.is_remote:
+            return patience
         args = [] if self.prefix in _SYSTEM_PREFIXES else ["--prefix", self.prefix]
         # Without these mpirun waits 8 minutes for a host that lost power or its cable; with them, 10 seconds.
         keepalive = {"time": "5", "intvl": "2", "probes": "3"}
@@ -48,7 +53,7 @@ class Mpi:
             args += [self.mca, f"oob_tcp_keepalive_{name}", value]
         if any("." in host.name and not _is_ipv4(host.name) for host in job.hosts):
             args += [self.mca, "orte_keep_fqdn_hostnames" if self.major < 5 else "prte_keep_fqdn_hostnames", "1"]
-        return tuple(args)
+        return (*args, *patience)
 
     def ssh_args(self, job: Job) -> tuple[str, ...]:
         """Open MPI's options for its ssh."""

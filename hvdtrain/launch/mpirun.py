@@ -34,6 +34,8 @@ class OpenMpi:
         argv += ["--bind-to", "none", "--map-by", "slot"]
         if not five and "btl" not in job.launcher_args:
             argv += [mca, "btl", "^openib"]  # gone in 5; in 4 it warns on every InfiniBand host, which UCX serves
+        if job.tagged:
+            argv += ["--output", "tag"] if five else ["--tag-output"]
         argv += [*self.mpi.daemon_args(job), *self.mpi.ssh_args(job)]
         if job.nics:
             argv += [mca, "btl_tcp_if_include", ",".join(job.nics)]

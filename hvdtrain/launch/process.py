@@ -1,9 +1,10 @@
-"""Run a launcher's command and leave nothing behind: the one place here that starts processes."""
+"""Run a launcher's command and leave nothing behind: the one place on the launching side that starts processes."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import selectors
 import signal
 import subprocess
 import time
@@ -13,41 +14,59 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch import Command
+from hvdtrain.launch import Command, frames
 
 #: How long a launcher has to end its ranks after a polite signal, before everything is killed.
 GRACE_S = 8.0
+#: How long output may still come after the launcher is gone.
+_DRAIN_S = 1.0
 
 _PR_SET_PDEATHSIG = 1
 
 
-def run(command: Command, base: Mapping[str, str]) -> int:
-    """Start the command, pass signals on, wait, and return an exit code as a shell counts it (128 + n for signal n).
+def run(command: Command, base: Mapping[str, str], on_event: Callable[[frames.Event, bool], None]) -> int:
+    """Start the command, hand on its output and our signals, wait, and return an exit code as a shell counts it (128 + signal).
 
     SIGINT, SIGTERM and SIGHUP end the job politely, a second signal or ``GRACE_S`` at once. Signals that were ignored when we
     started (``nohup``, or a script's ``&``) stay ignored. When this process is killed, the launcher gets SIGTERM by the kernel.
+
+    Args:
+        on_event: called with every event; the flag is True for the launcher's stderr. What it raises ends the job.
     """
-    for path, text in command.files.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
+    write_files(command.files)
     try:
         process = subprocess.Popen(
-            command.argv, env=command.environment(base), start_new_session=True, preexec_fn=_die_with_parent()
+            command.argv,
+            env=command.environment(base),
+            stdin=subprocess.DEVNULL if os.isatty(0) else None,  # from another session it could not read the terminal anyway
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=dies_with_us(),
         )
     except OSError as error:
         raise HvdtrainError(
             f"cannot start {command.argv[0]}: {error.strerror}", "is it installed? see: hvdtrain run --dry-run"
         ) from None
-    with Forwarding(process) as forwarding:
-        code = process.wait()
-    kill_group(process.pid)
+    try:
+        with Forwarding(process) as forwarding:
+            _forward(process, on_event)
+            code = process.wait()
+    finally:
+        end(process)
     if forwarding.received is not None:
         return 128 + forwarding.received
     return 128 - code if code < 0 else code
 
 
+def write_files(files: Mapping[str, str]) -> None:
+    for path, text in files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(text, encoding="utf-8")
+
+
 class Forwarding(AbstractContextManager["Forwarding"]):
-    """While this is open, signals to us become signals to the process group of ``process``. ``received`` is the first one."""
+    """While this is open, signals to us end ``process``, first politely, then by force. ``received`` is the first one."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -70,38 +89,56 @@ class Forwarding(AbstractContextManager["Forwarding"]):
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM or self.received is not None:
-            kill_group(self._process.pid)
+            _signal_group(self._process.pid, signal.SIGKILL)
             return
         self.received = number
-        _signal(self._process.pid, signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
 
-def kill_group(group: int, wait_s: float = 0.0) -> None:
-    """Kill what is left of a process group."""
-    _signal_group(group, signal.SIGKILL)
-    end = time.monotonic() + wait_s
-    while time.monotonic() < end and _signal_group(group, 0):
-        time.sleep(0.02)
+def _forward(process: subprocess.Popen[bytes], on_event: Callable[[frames.Event, bool], None]) -> None:
+    """Until both streams end; a process that the launcher left behind may hold them open, so not long after it is gone."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    gone_at = 0.0
+    with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
+        for stream, is_error in ((process.stdout, False), (process.stderr, True)):
+            os.set_blocking(stream.fileno(), False)
+            selector.register(stream, selectors.EVENT_READ, (frames.Decoder(), is_error))
+        while selector.get_map():
+            for key, _ in selector.select(timeout=0.1):
+                decoder, is_error = key.data
+                data = os.read(key.fd, 65536)
+                for event in decoder.feed(data) if data else decoder.close():
+                    on_event(event, is_error)
+                if not data:
+                    selector.unregister(key.fileobj)
+            if not gone_at and process.poll() is not None:
+                gone_at = time.monotonic()
+            if gone_at and time.monotonic() - gone_at > _DRAIN_S:
+                break
 
 
-def _signal(pid: int, number: int) -> bool:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End what is left of the process and its group: politely, so that it can end other hosts' ranks, then by force."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+    _signal_group(process.pid, signal.SIGKILL)
+    process.wait()
 
 
-def _signal_group(group: int, number: int) -> bool:
+def _signal_group(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
-        return False
-    return True
+        pass
 
 
-def _die_with_parent(number: int = signal.SIGTERM) -> Callable[[], None]:
+def dies_with_us(number: int = signal.SIGTERM) -> Callable[[], None]:
     """For ``preexec_fn``: the kernel sends ``number`` to the child when this thread's process is gone, even by SIGKILL."""
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()

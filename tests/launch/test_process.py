@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch import Command, process
+from hvdtrain.launch import Command, frames, process
 
 RUNNER = """
 import os, sys
 from hvdtrain.launch import Command, process
-sys.exit(process.run(Command(tuple(sys.argv[1:])), os.environ))
+sys.exit(process.run(Command(tuple(sys.argv[1:])), os.environ, lambda event, is_error: print(event)))
 """
 
 #: A stand-in for a launcher: two children, each writes its pid; how it takes SIGTERM is up to it.
@@ -28,6 +28,10 @@ sleep 1000 & echo $! > "$0.a"
 sleep 1000 & echo $! > "$0.b"
 wait; wait; exit 3
 """
+
+
+def run(command: Command) -> int:
+    return process.run(command, os.environ, lambda event, is_error: None)
 
 
 def start(tmp_path: Path, trap: str, *before: str) -> tuple[subprocess.Popen[bytes], list[int]]:
@@ -58,22 +62,52 @@ def gone(pids: list[int], within_s: float) -> bool:
 
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -11 $$", 139)])
 def test_the_exit_code_is_faithful(script: str, code: int) -> None:
-    assert process.run(Command(("/bin/sh", "-c", script)), os.environ) == code
+    assert run(Command(("/bin/sh", "-c", script))) == code
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(HvdtrainError, match="cannot start /nope/mpirun: No such file or directory"):
-        process.run(Command(("/nope/mpirun",)), os.environ)
+        run(Command(("/nope/mpirun",)))
+
+
+def test_output_comes_as_it_is_written_and_errors_are_marked() -> None:
+    seen: list[tuple[float, str, bool]] = []
+
+    def on_event(event: frames.Event, is_error: bool) -> None:
+        assert isinstance(event, frames.Note)
+        seen.append((time.monotonic(), event.text, is_error))
+
+    script = "echo first; sleep 0.6; echo second >&2; printf third"
+    assert process.run(Command(("/bin/sh", "-c", script)), os.environ, on_event) == 0
+    assert [(text, is_error) for _, text, is_error in seen] == [("first", False), ("second", True), ("third", False)]
+    assert seen[1][0] - seen[0][0] > 0.4
+
+
+def test_a_child_that_holds_the_output_open_does_not_hold_us() -> None:
+    started = time.monotonic()
+    assert run(Command(("/bin/sh", "-c", "sleep 60 & exit 5"))) == 5
+    assert time.monotonic() - started < 10
+
+
+def test_what_the_observer_raises_ends_the_job(tmp_path: Path) -> None:
+    def on_event(event: frames.Event, is_error: bool) -> None:
+        raise HvdtrainError("enough")
+
+    script = f"echo $$ > {tmp_path}/pid; echo line; exec sleep 60"
+    with pytest.raises(HvdtrainError, match="enough"):
+        process.run(Command(("/bin/sh", "-c", script)), os.environ, on_event)
+    assert gone([int((tmp_path / "pid").read_text())], 2)
 
 
 def test_files_are_written_before_the_start(tmp_path: Path) -> None:
     path = tmp_path / "launch" / "hosts"
-    assert process.run(Command(("/bin/sh", "-c", f"grep -q 'a:2' {path}"), files={str(path): "a:2\n"}), os.environ) == 0
+    assert run(Command(("/bin/sh", "-c", f"grep -q 'a:2' {path}"), files={str(path): "a:2\n"})) == 0
 
 
 def test_a_clean_environment_holds_nothing_but_what_it_is_given(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    process.run(Command(("/bin/sh", "-c", f"/usr/bin/env > {out}"), {"ONLY": "a b\nc"}, inherit=False), {"LEAK": "1"})
+    command = Command(("/bin/sh", "-c", f"/usr/bin/env > {out}"), {"ONLY": "a b\nc"}, inherit=False)
+    assert process.run(command, {"LEAK": "1"}, lambda event, is_error: None) == 0
     assert "ONLY=a b\nc\n" in out.read_text()
     assert "LEAK" not in out.read_text()
 

@@ -1,0 +1,146 @@
+r"""How ranks' output travels to the launcher: whole lines, each with its rank, host and stream.
+
+Launchers forward output in chunks and mix those of several ranks inside a line. So every rank's relay writes frames, each of one
+line: ``\x1e RANK SP KIND FLAG SP HOST \x1f TEXT \n``. Where a launcher tags its chunks (``[1,3]<stdout>:``) a frame that was cut
+in two is put together again by the tags. Text without frames is the launcher's own and passes through.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+START, TEXT, GUARD = "\x1e", "\x1f", "\x1d"
+#: Frames are short, so that the write of one is atomic (PIPE_BUF is 4096) and no launcher cuts it by its own limit.
+MAX_TEXT = 900
+
+#: Open MPI 4 and 5, horovodrun --gloo.
+_TAG = re.compile(rb"\[(?:[^\]\s\[]*@[0-9]+,([0-9]+)\]<std(?:out|err|diag)>: |(?:[0-9]+,)?([0-9]+)\]<std(?:out|err|diag)>:)")
+_PART_OF_TAG = re.compile(rb"\[[^\]\n]{0,80}(?:\](?:<[a-z]{0,8}(?:>:?)?)?)?\Z")
+_FRAME = re.compile(rb"([0-9]+) ([oexs])([.+r]) ([^\x1f\x1e]*)\x1f([^\x1e]*)", re.DOTALL)
+
+Kind = Literal["o", "e", "x", "s"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a rank's output. ``progress``: it ended in a carriage return, so the next one is to overwrite it."""
+
+    rank: int
+    host: str
+    stream: Literal["out", "err"]
+    text: str
+    progress: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    rank: int
+    host: str
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank's process is gone; ``info`` holds its exit code and last words."""
+
+    rank: int
+    host: str
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of the launcher's own. ``rank`` where the launcher tagged it."""
+
+    text: str
+    rank: int | None = None
+
+
+Event = Line | Started | Ended | Note
+
+
+def encode(rank: int, host: str, kind: Kind, text: str, *, progress: bool = False) -> Iterator[bytes]:
+    """The frames of one line of text. The text is made clean UTF-8, since a launcher that meets a stray byte may die of it."""
+    clean = text.replace(START, "?").replace(TEXT, "?").replace(GUARD, "?").replace("\n", " ").replace("]<", f"]{GUARD}<")
+    pieces = [clean[at : at + MAX_TEXT] for at in range(0, len(clean), MAX_TEXT)] or [""]
+    for number, piece in enumerate(pieces, 1):
+        flag = "+" if number < len(pieces) else "r" if progress else "."
+        yield f"{START}{rank} {kind}{flag} {host}{TEXT}{piece}\n".encode("utf-8", "backslashreplace")
+
+
+def encode_json(rank: int, host: str, kind: Kind, info: Mapping[str, Any]) -> Iterator[bytes]:
+    return encode(rank, host, kind, json.dumps(info))
+
+
+class Decoder:
+    """Bytes of a launcher's stdout or stderr in, events out."""
+
+    def __init__(self) -> None:
+        self._pending = b""  # what may be the beginning of a tag
+        self._rank: int | None = None  # whose tag came last
+        self._lanes: dict[int | None, bytes] = {}  # unfinished lines, one for each tagged rank
+        self._texts: dict[tuple[int, bytes], list[str]] = {}  # unfinished long lines
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        data = self._pending + data
+        cut = _PART_OF_TAG.search(data, max(0, len(data) - 96))
+        at = cut.start() if cut else len(data)
+        data, self._pending = data[:at], data[at:]
+        yield from self._segments(data)
+
+    def close(self) -> Iterator[Event]:
+        """What is left when the stream ends."""
+        yield from self._segments(self._pending)
+        self._pending = b""
+        for rank, rest in self._lanes.items():
+            if rest:
+                yield from self._line(rest, rank)
+        self._lanes.clear()
+
+    def _segments(self, data: bytes) -> Iterator[Event]:
+        start = 0
+        for tag in _TAG.finditer(data):
+            yield from self._append(data[start : tag.start()])
+            self._rank, start = int(tag[1] or tag[2]), tag.end()
+        yield from self._append(data[start:])
+
+    def _append(self, data: bytes) -> Iterator[Event]:
+        if not data:
+            return
+        *lines, rest = (self._lanes.get(self._rank, b"") + data).split(b"\n")
+        self._lanes[self._rank] = rest
+        for line in lines:
+            yield from self._line(line, self._rank)
+
+    def _line(self, line: bytes, rank: int | None) -> Iterator[Event]:
+        before, *frames = line.split(START.encode())
+        if before.strip() or not frames:
+            yield Note(before.decode("utf-8", "replace").rstrip("\r"), rank)
+        for frame in frames:
+            match = _FRAME.fullmatch(frame.rstrip(b"\r"))
+            if match is None:
+                yield Note(frame.decode("utf-8", "replace"), rank)
+            else:
+                yield from self._frame(match)
+
+    def _frame(self, match: re.Match[bytes]) -> Iterator[Event]:
+        rank, kind, flag, host = int(match[1]), match[2], match[3], match[4].decode("utf-8", "replace")
+        pieces = self._texts.setdefault((rank, kind), [])
+        pieces.append(match[5].decode("utf-8", "replace"))
+        if flag == b"+":
+            return
+        del self._texts[rank, kind]
+        text = "".join(pieces).replace(f"]{GUARD}<", "]<")
+        if kind in b"oe":
+            yield Line(rank, host, "out" if kind == b"o" else "err", text, progress=flag == b"r")
+            return
+        try:
+            info = json.loads(text)
+        except ValueError:
+            yield Note(text, rank)
+            return
+        yield (Started if kind == b"s" else Ended)(rank, host, info)

@@ -1,0 +1,84 @@
+"""What the launching side learns about a running job from its events: who started, who ended and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvdtrain.launch import Host, failures, place
+from hvdtrain.launch.failures import Failure
+from hvdtrain.launch.frames import Ended, Event, Line, Note, Started
+
+_NOTES_KEPT = 30
+
+
+class Watch:
+    """Feed it every event; afterwards ask for the failures.
+
+    Args:
+        hosts: the plan; ranks that start elsewhere mean that the launcher did not read it.
+    """
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._planned = [(slot.host.name, slot.node_rank) for slot in place(hosts)]
+        self._started: dict[int, str] = {}
+        self._ended: dict[int, Ended] = {}
+        self._notes: list[str] = []
+        self._last_line: dict[int, str] = {}
+
+    def see(self, event: Event) -> None:
+        match event:
+            case Line(rank=rank, text=text, stream="out") if text.strip():
+                self._last_line[rank] = text
+            case Started(rank=rank, host=host):
+                self._started[rank] = host
+            case Ended(rank=rank):
+                self._ended[rank] = event
+            case Note(text=text) if text.strip():
+                self._notes = [*self._notes[-_NOTES_KEPT + 1 :], text]
+            case _:
+                pass
+
+    @property
+    def any_failed(self) -> bool:
+        return any(ended.info.get("code") and not ended.info.get("told") for ended in self._ended.values())
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """The last lines that the launcher itself wrote."""
+        return self._notes
+
+    def misplaced(self) -> str:
+        """A sentence if the ranks that have started are not where they were planned, else empty."""
+        if any(rank >= len(self._planned) for rank in self._started):
+            return f"rank {max(self._started)} started, but {len(self._planned)} ranks were planned"
+        if len(self._started) < len(self._planned):
+            return ""
+        nodes: dict[int, set[str]] = {}
+        for rank, host in self._started.items():
+            nodes.setdefault(self._planned[rank][1], set()).add(host)
+        seen = {host for hosts in nodes.values() for host in hosts}
+        if len(seen) != len(nodes) or any(len(hosts) > 1 for hosts in nodes.values()):
+            return f"hosts seen: {len(seen)} of {len(nodes)} planned ({', '.join(sorted(seen)[:8])})"
+        return ""
+
+    def failures(self, errors: Path | None, since: float) -> list[Failure]:
+        """The earliest first: from what the relays said, and from the files that ranks wrote to ``errors`` after ``since``."""
+        found: dict[int, Failure] = {}
+        for rank, ended in self._ended.items():
+            if ended.info.get("code") and (ended.info.get("phase") or not ended.info.get("told")):
+                failure = Failure.from_record(
+                    {"time": 0, **ended.info, "rank": rank, "host": ended.info.get("host") or ended.host}
+                )
+                found[rank] = failure.with_code(int(ended.info["code"])).with_last_line(self._last_line.get(rank, ""))
+        for failure in failures.read(errors) if errors is not None else []:
+            if failure.time >= since and (failure.rank not in found or not found[failure.rank].phase):
+                found[failure.rank] = failure
+        return failures.earliest_first(list(found.values()))
+
+    def silent(self) -> list[str]:
+        """Ranks that started and whose end was never reported: their host, or the way to it, is gone."""
+        return [f"rank {rank} on {host}" for rank, host in sorted(self._started.items()) if rank not in self._ended]
+
+    def never_started(self) -> list[str]:
+        return [f"rank {rank} on {name}" for rank, (name, _) in enumerate(self._planned) if rank not in self._started]

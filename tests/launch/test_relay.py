@@ -1,0 +1,269 @@
+"""The relay around a rank: with real processes, as a launcher starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain.launch import Host, Job, frames, relay
+from hvdtrain.launch.frames import Ended, Line, Started
+from hvdtrain.launch.relay import DeviceError, Place, environment_for, place_of, rank_of
+
+START = [sys.executable, "-S", "-E", relay.SCRIPT]
+QUIET = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
+
+
+def popen(
+    *argv: str, slots: str = "2,1", rank: int = 0, env: Mapping[str, str] | None = None, more: tuple[str, ...] = ()
+) -> subprocess.Popen[bytes]:
+    environ = {**QUIET, "OMPI_COMM_WORLD_RANK": str(rank), **(env or {})}
+    return subprocess.Popen(
+        [*START, "--slots", slots, *more, "--", *argv], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def finish(running: subprocess.Popen[bytes], timeout: float = 20) -> tuple[int, list[frames.Event]]:
+    out, err = running.communicate(timeout=timeout)
+    assert err == b""
+    decoder = frames.Decoder()
+    return running.returncode, [*decoder.feed(out), *decoder.close()]
+
+
+def sh(script: str, **more: Any) -> tuple[int, list[frames.Event]]:
+    return finish(popen("/bin/sh", "-c", script, **more))
+
+
+def ended(events: list[frames.Event]) -> Mapping[str, Any]:
+    assert isinstance(events[-1], Ended)
+    return events[-1].info
+
+
+def lines(events: list[frames.Event]) -> list[tuple[str, str]]:
+    return [(event.stream, event.text) for event in events if isinstance(event, Line)]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def gone(pid: int, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)
+
+
+def wait_for(path: Path) -> str:
+    deadline = time.monotonic() + 20
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_lines_of_both_streams_carry_rank_and_host() -> None:
+    code, events = sh("echo one; echo two >&2; printf three", rank=2)
+    assert code == 0
+    assert isinstance(events[0], Started)
+    assert sorted(lines(events)) == [("err", "two"), ("out", "one"), ("out", "three")]
+    assert {(event.rank, event.host) for event in events if not isinstance(event, frames.Note)} == {(2, socket.gethostname())}
+    assert ended(events)["code"] == 0
+
+
+def test_pieces_of_a_line_are_one_line_and_progress_is_marked() -> None:
+    code, events = sh("printf a; sleep 0.2; printf 'b\\n10%%\\r20%%\\r'; sleep 0.2; printf '\\nend\\r\\n\\n'")
+    assert code == 0
+    assert [(event.text, event.progress) for event in events if isinstance(event, Line)] == [
+        ("ab", False),
+        ("10%", True),
+        ("20%", False),
+        ("end", False),
+        ("", False),
+    ]
+
+
+def test_four_ranks_that_write_in_pieces_give_whole_lines() -> None:
+    writer = (
+        "import os, sys\n"
+        "for number in range(1000):\n"
+        "    text = f'{number:04} ' + 'x' * 194 + '\\n'\n"
+        "    for at in range(0, 200, 67): os.write(1, text[at:at + 67].encode())\n"
+    )
+    running = [popen(sys.executable, "-c", writer, slots="4", rank=rank) for rank in range(4)]
+    for each in running:
+        code, events = finish(each, timeout=60)
+        assert code == 0
+        assert lines(events) == [("out", f"{number:04} " + "x" * 194) for number in range(1000)]
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("kill -11 $$", 139)])
+def test_the_exit_code_and_the_reason_are_told(script: str, code: int) -> None:
+    returned, events = sh(f"echo one >&2; echo 'ValueError: two' >&2; {script}")
+    assert returned == code
+    info = ended(events)
+    assert info["code"] == code
+    assert info["traceback"] == "one\nValueError: two"
+    assert info["error"].startswith("exit code 7: ValueError: two" if code == 7 else f"killed by signal {code - 128} (SIG")
+
+
+def test_the_ranks_own_last_words_win_and_an_earlier_runs_are_forgotten(tmp_path: Path) -> None:
+    record = {"rank": 1, "phase": "train", "error": "ValueError: x", "exit_code": 2}
+    (tmp_path / "rank-1.json").write_text(json.dumps({"error": "of yesterday"}))
+    _, events = sh("exit 3", rank=1, more=("--errors", str(tmp_path)))
+    assert ended(events)["error"] == "exit code 3"
+    script = f"echo '{json.dumps(record)}' > {tmp_path}/rank-1.json; exit 3"
+    _, events = sh(script, rank=1, more=("--errors", str(tmp_path)))
+    assert {**record, "code": 3}.items() <= ended(events).items()
+
+
+def test_a_program_that_is_not_there_is_named_with_its_folder() -> None:
+    code, events = finish(popen("/nope/python", "x"))
+    assert code == 127
+    assert ended(events)["error"] == f"cannot start /nope/python: No such file or directory (in {os.getcwd()})"
+
+
+def test_arguments_and_environment_arrive_unchanged() -> None:
+    hard = ["--", "--slots", "", "a b", "$HOME", "'\"", "new\nline", "ünï"]
+    env = {"VALUE": " two\nlines '\"$x ", "BASH_FUNC_mod%%": "() { echo 'a b'; }", "FOO.BAR": "1"}
+    show = "import os, sys; print(ascii(sys.argv[1:])); print(ascii([os.environ.get(k) for k in ('VALUE', 'BASH_FUNC_mod%%', 'FOO.BAR')]))"
+    code, events = finish(popen(sys.executable, "-c", show, *hard, env=env))
+    assert code == 0
+    assert lines(events) == [("out", ascii(hard)), ("out", ascii(list(env.values())))]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, "close"])
+def test_however_the_launcher_goes_the_rank_and_its_children_go_too(how: signal.Signals | str, tmp_path: Path) -> None:
+    """Children that left the session (daemons, loader workers) included."""
+    script = f"setsid sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/rank; while :; do sleep 0.1; done"
+    running = popen("/bin/sh", "-c", script)
+    pids = [int(wait_for(tmp_path / name)) for name in ("child", "rank")]
+    if isinstance(how, signal.Signals):
+        running.send_signal(how)
+    assert running.stdout is not None
+    assert running.stderr is not None
+    running.stdout.close()
+    running.stderr.close()
+    running.wait(timeout=10)
+    assert gone(pids[1], 3)
+    if how != signal.SIGKILL:  # nobody is left then to look for what the rank itself detached
+        assert gone(pids[0], 3)
+    else:
+        os.kill(pids[0], signal.SIGKILL)
+
+
+def test_when_the_launchers_daemon_is_killed_the_kernel_tells_the_relay(tmp_path: Path) -> None:
+    inner = " ".join([*START, "--slots", "1", "--", "/bin/sh", "-c", f"'echo $$ > {tmp_path}/rank; sleep 1000'"])
+    daemon = subprocess.Popen(["/bin/sh", "-c", f"{inner} > {tmp_path}/out & wait"], env=QUIET)
+    pid = int(wait_for(tmp_path / "rank"))
+    daemon.kill()
+    daemon.wait()
+    assert gone(pid, 5)
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    script = f"trap '' TERM; echo $$ > {tmp_path}/rank; while :; do sleep 0.1; done"
+    running = popen("/bin/sh", "-c", script, more=("--grace", "1.5"))
+    wait_for(tmp_path / "rank")
+    started = time.monotonic()
+    running.send_signal(signal.SIGTERM)
+    code, events = finish(running)
+    assert code == 137
+    assert ended(events)["told"] == signal.SIGTERM
+    assert 1.4 < time.monotonic() - started < 4
+
+
+def test_a_polite_end_is_not_a_failure_of_the_rank(tmp_path: Path) -> None:
+    running = popen("/bin/sh", "-c", f"echo $$ > {tmp_path}/rank; exec sleep 1000")
+    wait_for(tmp_path / "rank")
+    running.send_signal(signal.SIGTERM)
+    code, events = finish(running)
+    assert code == 143
+    assert ended(events)["told"] == signal.SIGTERM
+
+
+def test_the_relay_starts_fast_because_it_imports_little() -> None:
+    check = "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'click', 'psutil', 'mpi4py')))"
+    code = (
+        "import sys, types; p = types.ModuleType('hvdtrain'); "
+        f"p.__path__ = [{str(Path(relay.SCRIPT).parents[1])!r}]; sys.modules['hvdtrain'] = p; import hvdtrain.launch.relay; {check}"
+    )
+    done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+PLACES = {0: Place(0, 0, 0, 3), 2: Place(2, 0, 2, 3), 3: Place(3, 1, 0, 1), 5: Place(5, 2, 1, 2), 6: Place(6, 3, 0, 1)}
+
+
+@pytest.mark.parametrize("rank", PLACES)
+def test_the_place_of_a_rank_comes_from_the_plan(rank: int) -> None:
+    assert place_of(rank, [3, 1, 2]) == PLACES[rank]
+
+
+RANKS = {
+    "horovod": ({"HOROVOD_RANK": "3"}, 3),
+    "open mpi": ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
+    "pmix": ({"PMIX_RANK": "3"}, 3),
+    "pmi": ({"PMI_RANK": "3"}, 3),
+    "slurm": ({"SLURM_PROCID": "3"}, 3),
+    "lsf": ({"JSM_NAMESPACE_RANK": "3"}, 3),
+    "slurm started open mpi's daemon": ({"SLURM_PROCID": "1", "OMPI_COMM_WORLD_RANK": "3"}, 3),
+    "nobody": ({"PATH": "/bin"}, 0),
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_the_rank_is_found_under_each_launcher(name: str) -> None:
+    environ, rank = RANKS[name]
+    assert rank_of(environ) == rank
+
+
+def test_threads_and_waiting_follow_the_cpus_of_the_host() -> None:
+    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
+    assert environment_for(Place(0, 0, 0, 2), no_gpu, 8, "", share=False) == {"OMP_NUM_THREADS": "4"}
+    crowded = environment_for(Place(0, 0, 0, 4), no_gpu, 2, "", share=False)
+    assert crowded == {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    mine = {**no_gpu, "OMP_NUM_THREADS": "7", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    assert environment_for(Place(0, 0, 0, 4), mine, 2, "", share=False) == {}
+
+
+def test_each_local_rank_has_a_gpu_of_its_own_or_is_refused() -> None:
+    two = {"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "1"}
+    assert environment_for(Place(1, 0, 1, 2), two, 8, "", share=False) == {}
+    with pytest.raises(DeviceError, match=r"rank 5: local rank 1 of 4, but the host offers 2 GPUs \(4, 5\)"):
+        environment_for(Place(5, 1, 1, 4), two, 8, "", share=False)
+    assert environment_for(Place(5, 1, 1, 4), two, 8, "", share=True) == {}
+
+
+def test_chosen_devices_are_those_of_the_host() -> None:
+    env = {"OMP_NUM_THREADS": "1"}
+    assert environment_for(Place(3, 1, 0, 2), env, 8, "0;2,3", share=False) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+
+
+def test_a_refused_rank_says_so_and_starts_nothing() -> None:
+    code, events = sh("echo started", slots="4", env={"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert code == 2
+    assert lines(events) == []
+    assert ended(events)["hint"] == "lower the host's slots, or add --share-devices"
+
+
+def test_wrapping_a_job_is_pure_and_keeps_its_argv() -> None:
+    job = Job(("train", "a b", ""), (Host("a", 2, devices=(0, 3)), Host("b", 1)), 3)
+    wrapped = relay.wrap(job, python="/py", script="/pkg/rank.py", errors="runs/r/errors", share_devices=True)
+    assert wrapped.argv == (
+        *("/py", "-S", "-E", "/pkg/rank.py", "--slots", "2,1", "--errors", "runs/r/errors", "--devices", "0,3;"),
+        *("--share-devices", "--", "train", "a b", ""),
+    )
+    assert (wrapped.tagged, job.tagged) == (True, False)
