@@ -34,7 +34,7 @@ _ERRORS = (
     r"^(?:c\+\+|g\+\+|clang\+\+|nvcc|cc1plus)\b.*(?:fatal )?error:? .*$",
     r"^nvcc fatal\s*:.*$",
     r"^(?:\w+\.)*\w*(?:Error|Exception): .*$",
-    r"^ERROR: .*$",
+    r"^(?:ERROR|error): .*$",
 )
 
 _OLD = "the compiler or the C++ standard is too old: install g++ 11 or later, or set CXX"

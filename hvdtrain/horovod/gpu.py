@@ -71,10 +71,8 @@ def gpu_options(frameworks: Sequence[Framework], facts: GpuFacts, environ: Mappi
         return GpuOptions(notes=(note,))
     if not facts.nvcc:
         version = with_cuda[0].cuda
-        note = (
-            f"no GPU options: {with_cuda[0]} was found, but no nvcc (CUDA toolkit {version}: conda install cuda-nvcc={version}"
-        )
-        return GpuOptions(notes=(f"{note}, or NVIDIA's packages; then set HOROVOD_CUDA_HOME or PATH)",))
+        get = f"conda install cuda-nvcc={version}, or NVIDIA's packages; then set HOROVOD_CUDA_HOME or PATH"
+        return GpuOptions(notes=(f"no GPU options: {with_cuda[0]} was found, but no nvcc of CUDA {version} ({get})",))
     wrong = [framework for framework in with_cuda if _major(framework.cuda or "") not in ("", _major(facts.nvcc_version))]
     if wrong:
         note = f"no GPU options: nvcc is of CUDA {facts.nvcc_version}, but {wrong[0]} was built with another major version"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +34,6 @@ class Mpi:
 
     def __str__(self) -> str:
         return f"{self.family} {self.version}"
-
-    def is_inside(self, prefix: str = sys.prefix) -> bool:
-        """Whether it lives in this Python environment."""
-        return Path(self.mpicxx).is_relative_to(prefix)
 
 
 def parse_launcher(text: str) -> tuple[str, str]:
@@ -104,8 +99,8 @@ def compiler_conflict(mpi: Mpi) -> str:
     return f"{mpi.mpicxx} is of {family} {version}, but {mpi.mpirun} is of {mpi}"
 
 
-def search_folders(mpi: Mpi, extension_folder: str, prefix: str = sys.prefix) -> tuple[str, ...]:
-    """Where an extension installed in ``extension_folder`` finds the MPI's library: relative within an environment."""
+def search_folders(mpi: Mpi, extension_folder: str, prefix: str) -> tuple[str, ...]:
+    """Where an extension in ``extension_folder`` finds the MPI's library: relative if it is in the environment ``prefix``."""
     folders = []
     for folder in mpi.library_folders:
         if Path(folder).is_relative_to(prefix):

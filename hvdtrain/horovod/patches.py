@@ -106,7 +106,7 @@ def compile_common_once(text: str, plan: SourcePlan) -> str:
 
 
 def use_common_objects(text: str, plan: SourcePlan) -> str:
-    """PyTorch's half of :func:`compile_common_once`."""
+    """PyTorch's half of :func:`compile_common_once`: link the objects made for TensorFlow. Goes together with it."""
     old = "add_library(${PYTORCH_TARGET_LIB} SHARED ${SOURCES} ${PYTORCH_SOURCES})"
     return _replace(text, old, "add_library(${PYTORCH_TARGET_LIB} SHARED $<TARGET_OBJECTS:horovod_common> ${PYTORCH_SOURCES})")
 

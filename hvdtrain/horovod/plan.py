@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,11 +45,12 @@ class PythonFacts:
     libc: str
     site_folder: str
     """where packages with extensions are installed"""
+    prefix: str
 
     @classmethod
     def here(cls) -> PythonFacts:
         abi = str(sysconfig.get_config_var("SOABI"))
-        return cls(abi, sysconfig.get_platform(), " ".join(platform.libc_ver()), sysconfig.get_path("platlib"))
+        return cls(abi, sysconfig.get_platform(), " ".join(platform.libc_ver()), sysconfig.get_path("platlib"), sys.prefix)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Plan:
         """The extensions' library search path, good in every environment of this layout."""
         extensions = [Path(self.python.site_folder, "horovod", EXTENSIONS[name]).parent for name in self.names]
         # every extension lies equally deep, so one search path serves them all
-        folders = search_folders(self.mpi, str(extensions[0])) if extensions else ()
+        folders = search_folders(self.mpi, str(extensions[0]), self.python.prefix) if extensions else ()
         return (*folders, "$ORIGIN/../../torch/lib")
 
     @property
