@@ -120,9 +120,9 @@ def build(function: RecipeFunction, settings: Mapping[str, Any]) -> Recipe:
 def _load_file(path: Path) -> types.ModuleType:
     if not path.is_file():
         found = "is a directory" if path.is_dir() else f"does not exist (looked in {Path.cwd()})"
-        beside = [str(file) for file in sorted(path.parent.glob("*.py"))] if not path.is_dir() else []
-        close = difflib.get_close_matches(f"{path.with_suffix('')}.py", beside, 1)
-        raise UsageError(f"the recipe {path} {found}", f"did you mean {close[0]}?" if close else _FORMS)
+        beside = [] if path.is_dir() else sorted(file.name for file in path.parent.glob("*.py"))
+        close = difflib.get_close_matches(f"{path.stem}.py", beside, 1)
+        raise UsageError(f"the recipe {path} {found}", f"did you mean {path.with_name(close[0])}?" if close else _FORMS)
     if path.suffix != ".py":
         raise UsageError(f"the recipe {path} is no .py file", _FORMS)
     name = _module_name(path)
@@ -134,9 +134,10 @@ def _load_file(path: Path) -> types.ModuleType:
     sys.modules[name] = module  # where pickle, in a loader's worker, looks for the recipe's classes
     try:
         spec.loader.exec_module(module)
-    except UsageError:
-        raise
-    except Exception as error:
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, UsageError) or not isinstance(error, Exception):
+            raise
         raise _raised(str(path), error, str(path), f"python {shlex.quote(str(path))}") from error
     return module
 

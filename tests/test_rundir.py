@@ -1,0 +1,64 @@
+"""Files in a run directory, which other programs read while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdtrain.rundir import RunDir, read_json_lines, write_json
+
+
+def test_the_names_of_files_do_not_change() -> None:
+    run = RunDir(Path("runs/a"))
+    names = [run.run_json, run.summary_json, run.metrics_jsonl, run.checkpoints, run.tensorboard, run.error_json(3)]
+    assert [path.relative_to(run.path).as_posix() for path in names] == [
+        "run.json",
+        "summary.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "tensorboard",
+        "errors/rank-3.json",
+    ]
+
+
+def test_json_is_written_whole_into_folders_that_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    write_json(path, {"x": 1, "path": Path("y"), "figure": np.float64(0.5)})
+    assert json.loads(path.read_text()) == {"x": 1, "path": "y", "figure": 0.5}
+    assert os.listdir(path.parent) == ["b.json"]
+
+
+def test_a_value_that_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"x": 1})
+    loop: dict[str, object] = {}
+    loop["self"] = loop
+    with pytest.raises(ValueError, match="Circular"):
+        write_json(path, loop)
+    assert json.loads(path.read_text()) == {"x": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_reader_never_sees_a_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"numbers": [0] * 1000})
+    with path.open() as reader:  # opened before, read after the next write
+        write_json(path, {"numbers": [1] * 2000})
+        assert json.load(reader) == {"numbers": [0] * 1000}
+    assert json.loads(path.read_text()) == {"numbers": [1] * 2000}
+
+
+@pytest.mark.parametrize("cut", [1, 5, 8])
+def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2}\n' + '{"a": 3}\n'[:cut])
+    assert list(read_json_lines(path)) == [{"a": 1}, {"a": 2}]
+
+
+def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
+    (tmp_path / "lines.jsonl").touch()
+    assert list(read_json_lines(tmp_path / "lines.jsonl")) == []
