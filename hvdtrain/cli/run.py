@@ -26,6 +26,7 @@ from hvdtrain.launch import (
     output,
     process,
     relay,
+    start_argv,
 )
 from hvdtrain.launch.detect import LAUNCHERS, choose
 from hvdtrain.launch.watch import Watch
@@ -145,7 +146,7 @@ def command(
     )
     if not no_relay:
         errors = str(RunDir(run_dir).errors) if run_dir is not None else ""
-        job = relay.wrap(job, python=sys.executable, script=relay.SCRIPT, errors=errors, share_devices=share_devices)
+        job = relay.wrap(job, start=start_argv(sys.executable), errors=errors, share_devices=share_devices)
     choice = choose(launcher, environ=base)
     started = choice.launcher.command(job)
     if dry_run:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -172,6 +173,15 @@ class Launcher(Protocol):
     def command(self, job: Job) -> Command:
         """Pure. UsageError if this launcher cannot do what the job asks for."""
         ...
+
+
+#: The file that starts our small programs on every host.
+START_FILE = str(Path(__file__).resolve().with_name("start.py"))
+
+
+def start_argv(python: str) -> tuple[str, ...]:
+    """How to start one of our small programs: by file name and without site-packages, which takes 20 ms instead of 300."""
+    return (python, "-S", "-E", START_FILE)
 
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})

@@ -18,8 +18,9 @@ START, TEXT, GUARD = "\x1e", "\x1f", "\x1d"
 MAX_TEXT = 900
 
 #: Open MPI 4 and 5, horovodrun --gloo.
-_TAG = re.compile(rb"\[(?:[^\]\s\[]*@[0-9]+,([0-9]+)\]<std(?:out|err|diag)>: |(?:[0-9]+,)?([0-9]+)\]<std(?:out|err|diag)>:)")
-_PART_OF_TAG = re.compile(rb"\[[^\]\n]{0,80}(?:\](?:<[a-z]{0,8}(?:>:?)?)?)?\Z")
+_TAG = re.compile(rb"\[(?:[0-9]+,)?([0-9]+)\]<std(?:out|err|diag)>:")
+#: The beginning of a tag at the end of what was read, or a whole one: what follows it is yet to come.
+_PART_OF_TAG = re.compile(rb"\[[0-9,]{0,24}(?:\](?:<[a-z]{0,8}(?:>:?)?)?)?\Z")
 _FRAME = re.compile(rb"([0-9]+) ([oexs])([.+r]) ([^\x1f\x1e]*)\x1f([^\x1e]*)", re.DOTALL)
 
 Kind = Literal["o", "e", "x", "s"]
@@ -82,12 +83,13 @@ class Decoder:
     def __init__(self) -> None:
         self._pending = b""  # what may be the beginning of a tag
         self._rank: int | None = None  # whose tag came last
+        self._spaced: bool | None = None
         self._lanes: dict[int | None, bytes] = {}  # unfinished lines, one for each tagged rank
         self._texts: dict[tuple[int, bytes], list[str]] = {}  # unfinished long lines
 
     def feed(self, data: bytes) -> Iterator[Event]:
         data = self._pending + data
-        cut = _PART_OF_TAG.search(data, max(0, len(data) - 96))
+        cut = _PART_OF_TAG.search(data, max(0, len(data) - 48))
         at = cut.start() if cut else len(data)
         data, self._pending = data[:at], data[at:]
         yield from self._segments(data)
@@ -105,7 +107,11 @@ class Decoder:
         start = 0
         for tag in _TAG.finditer(data):
             yield from self._append(data[start : tag.start()])
-            self._rank, start = int(tag[1] or tag[2]), tag.end()
+            self._rank, start = int(tag[1]), tag.end()
+            space = data[start : start + 1] == b" "
+            if self._spaced is None:
+                self._spaced = space  # Open MPI 5 writes a blank after each tag, the others write none
+            start += self._spaced and space
         yield from self._append(data[start:])
 
     def _append(self, data: bytes) -> Iterator[Event]:

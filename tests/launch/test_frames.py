@@ -13,7 +13,7 @@ from hvdtrain.launch.frames import Decoder, Ended, Line, Note, Started, encode, 
 
 TAGS = {
     "open mpi 4": lambda rank: f"[1,{rank}]<stdout>:",
-    "open mpi 5": lambda rank: f"[prterun-node1-4711@1,{rank}]<stdout>: ",
+    "open mpi 5": lambda rank: f"[1,{rank}]<stdout>: ",
     "horovodrun gloo": lambda rank: f"[{rank}]<stdout>:",
 }
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.launch import Host, Job, frames, relay
+from hvdtrain.launch import START_FILE, Host, Job, frames, relay, start_argv
 from hvdtrain.launch.frames import Ended, Line, Started
 from hvdtrain.launch.relay import DeviceError, Place, environment_for, place_of, rank_of
 
-START = [sys.executable, "-S", "-E", relay.SCRIPT]
+START = [*start_argv(sys.executable), "relay"]
 QUIET = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -198,7 +198,7 @@ def test_the_relay_starts_fast_because_it_imports_little() -> None:
     check = "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('numpy', 'torch', 'click', 'psutil', 'mpi4py')))"
     code = (
         "import sys, types; p = types.ModuleType('hvdtrain'); "
-        f"p.__path__ = [{str(Path(relay.SCRIPT).parents[1])!r}]; sys.modules['hvdtrain'] = p; import hvdtrain.launch.relay; {check}"
+        f"p.__path__ = [{str(Path(START_FILE).parents[1])!r}]; sys.modules['hvdtrain'] = p; import hvdtrain.launch.relay; {check}"
     )
     done = subprocess.run([sys.executable, "-S", "-E", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -261,9 +261,9 @@ def test_a_refused_rank_says_so_and_starts_nothing() -> None:
 
 def test_wrapping_a_job_is_pure_and_keeps_its_argv() -> None:
     job = Job(("train", "a b", ""), (Host("a", 2, devices=(0, 3)), Host("b", 1)), 3)
-    wrapped = relay.wrap(job, python="/py", script="/pkg/rank.py", errors="runs/r/errors", share_devices=True)
+    wrapped = relay.wrap(job, start=("/py", "/pkg/start.py"), errors="runs/r/errors", share_devices=True)
     assert wrapped.argv == (
-        *("/py", "-S", "-E", "/pkg/rank.py", "--slots", "2,1", "--errors", "runs/r/errors", "--devices", "0,3;"),
+        *("/py", "/pkg/start.py", "relay", "--slots", "2,1", "--errors", "runs/r/errors", "--devices", "0,3;"),
         *("--share-devices", "--", "train", "a b", ""),
     )
     assert (wrapped.tagged, job.tagged) == (True, False)
