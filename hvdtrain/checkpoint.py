@@ -112,7 +112,7 @@ def agree(comm: Communicator, decide: Callable[[], T], *, name: str) -> T:
             outcome = (None, error)
     result, failure = comm.broadcast(outcome, name=name)
     if failure is not None:
-        raise failure
+        raise failure.everywhere()
     return result  # type: ignore[no-any-return]
 
 

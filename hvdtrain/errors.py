@@ -5,16 +5,25 @@ Anything else that is raised is a defect of ours (or of the user's code) and kee
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class HvdtrainError(Exception):
     """Something failed: what was found and where in ``message``, what to type in ``hint``."""
 
     exit_code = 1
+    #: whether every rank raises this very error at the same point: then the primary speaks for all, and nobody need be aborted
+    on_all_ranks = False
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def everywhere(self) -> Self:
+        """This error, marked as raised by every rank alike."""
+        self.on_all_ranks = True
+        return self
 
     def __str__(self) -> str:
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message

@@ -237,7 +237,7 @@ class Trainer:
             raise UsageError(
                 f"{found.path} was saved on other data: {_different(found.data, self._data())}",
                 "resume with the same data and seed, or start anew in another directory: --run-dir NEW",
-            )
+            ).everywhere()
         return found
 
     def _data(self) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class Trainer:
                 raise HvdtrainError(
                     f"rank {rank} is set up otherwise than rank 0: {_different(theirs, everyone[0])}",
                     "all hosts must have the same recipe, data, options and HVDTRAIN_* variables",
-                )
+                ).everywhere()
 
 
 class _Window:

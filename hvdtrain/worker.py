@@ -66,8 +66,10 @@ def guard(body: Callable[[Rank], None]) -> int:
     try:
         body(rank)
     except BaseException as error:
+        if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
+            return error.exit_code  # the primary speaks for all
         code = _last_words(rank, error)
-        if rank.comm is not None:
+        if rank.comm is not None and not getattr(error, "on_all_ranks", False):
             rank.comm.abort(code)
         return code
     if rank.comm is not None:

@@ -1,0 +1,112 @@
+"""What every adapter promises, whatever its framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hvdtrain.adapters import Adapter
+from hvdtrain.comm.local import LocalCommunicator
+from hvdtrain.errors import UsageError
+from hvdtrain.world import World
+from tests import recipes
+
+FRAMEWORKS = ["linear", "torch", "keras"]
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def make(request: pytest.FixtureRequest) -> Callable[[], Adapter]:
+    if request.param != "linear":
+        pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+
+    def adapter() -> Adapter:
+        made = getattr(recipes, request.param)().adapter
+        made.setup(LocalCommunicator(World()))
+        made.sync()
+        return made
+
+    return adapter
+
+
+def batch(count: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    return recipes.arrays(count, seed)
+
+
+def losses(adapter: Adapter, steps: int = 3, lr: float | None = None) -> list[float]:
+    return [adapter.train_step(batch(16, step), lr=lr, weight=1.0)["loss"].value for step in range(steps)]
+
+
+def saved_files(adapter: Adapter, path: Path) -> list[Path]:
+    path.mkdir()
+    adapter.save(path)
+    return sorted(path.iterdir())
+
+
+def test_it_satisfies_the_protocol(make):
+    adapter = make()
+    assert isinstance(adapter, Adapter)
+    assert adapter.owns_state
+
+
+def test_training_steps_lower_the_loss_of_a_batch(make):
+    adapter = make()
+    results = [adapter.train_step(batch(32), lr=0.05, weight=1.0)["loss"].value for _ in range(20)]
+    assert results[-1] < results[0]
+
+
+def test_means_have_the_same_names_for_a_full_and_an_empty_batch(make):
+    adapter = make()
+    full = adapter.train_step(batch(5), lr=None, weight=1.0)
+    empty = adapter.train_step(batch(0), lr=None, weight=0.0)
+    assert full.keys() == empty.keys() == adapter.eval_step(batch(3)).keys() == adapter.eval_step(batch(0)).keys()
+    assert {mean.count for mean in full.values()} == {5}
+    assert {float(mean.total) for mean in empty.values()} == {0.0}
+    assert {mean.count for mean in empty.values()} == {0}
+
+
+def test_an_empty_batch_changes_what_a_zero_gradient_changes_and_makes_nothing_nan(make):
+    adapter = make()
+    for _ in range(2):
+        adapter.train_step(batch(0), lr=None, weight=0.0)
+    assert np.isfinite(adapter.eval_step(batch(8))["loss"].value)
+
+
+def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_parts(make):
+    adapter = make()
+    inputs, targets = batch(21)
+    whole = adapter.eval_step((inputs, targets))
+    parts = [adapter.eval_step((inputs[:8], targets[:8])), adapter.eval_step((inputs[8:], targets[8:]))]
+    for name, mean in whole.items():
+        assert (parts[0][name] + parts[1][name]).value == pytest.approx(mean.value, rel=1e-5)
+
+
+def test_evaluating_changes_nothing(make):
+    first, second = make(), make()
+    first.eval_step(batch(8))
+    assert losses(first) == losses(second)
+
+
+def test_the_learning_rate_given_is_the_one_used(make):
+    still, moving = make(), make()
+    assert losses(still, 1, lr=0.0) == losses(moving, 1, lr=0.05)
+    before = still.eval_step(batch(8))["loss"].value
+    assert before != moving.eval_step(batch(8))["loss"].value
+    losses(still, 2, lr=0.0)
+    assert still.eval_step(batch(8))["loss"].value == pytest.approx(before, rel=1e-6)
+
+
+def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(make, tmp_path):
+    original, copy = make(), make()
+    losses(original, 4)  # gives the optimizer a state, which must come along
+    assert saved_files(original, tmp_path / "model")
+    losses(copy, 1)
+    copy.load(tmp_path / "model")
+    assert losses(copy) == losses(original)
+
+
+def test_a_batch_that_is_no_pair_is_refused(make):
+    with pytest.raises(UsageError, match=r"\(inputs, targets\)"):
+        make().train_step((*batch(4), 1), lr=None, weight=1.0)
