@@ -52,10 +52,16 @@ class Permutation:
 
     def _walk(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         bits = max((self.size - 1).bit_length(), _MIN_BITS)
-        values = self._encrypt(values, bits)
+        # The fewer samples, the more values fall outside: small domains are encrypted once, as a table.
+        table = self._encrypt(np.arange(1 << bits, dtype=np.uint64), bits) if bits == _MIN_BITS else None
+
+        def encrypt(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+            return self._encrypt(values, bits) if table is None else table[values]
+
+        values = encrypt(values)
         outside = np.flatnonzero(values >= self.size)
         while outside.size:
-            values[outside] = self._encrypt(values[outside], bits)
+            values[outside] = encrypt(values[outside])
             outside = outside[values[outside] >= self.size]
         return values
 
@@ -119,14 +125,24 @@ class Sampler:
         """Rank ``rank``'s part of the global batch that starts at ``position`` of ``epoch``."""
         count = self.count(position)
         low, high = split(count, rank, size)
-        positions = np.arange(position + low, position + high, dtype=np.int64)
-        indices = Permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffle else positions
-        return Slice(position, count, indices)
+        return Slice(position, count, self._order(epoch, np.arange(position + low, position + high, dtype=np.int64)))
 
     def epoch(self, epoch: int, position: int = 0, rank: int = 0, size: int = 1) -> Iterator[Slice]:
-        """This rank's part of every global batch of ``epoch`` from ``position`` on."""
-        for start in range(position, self.num_samples, self.batch_size):
-            yield self.batch(epoch, start, rank, size)
+        """This rank's part of every global batch of ``epoch`` from ``position`` on; what ``batch`` gives, computed in blocks."""
+        low, high = split(self.batch_size, rank, size)
+        block = self.batch_size * max(1, _CHUNK // max(high - low, 1))
+        while position + self.batch_size <= self.num_samples:
+            end = min(position + block, position + (self.num_samples - position) // self.batch_size * self.batch_size)
+            starts = np.arange(position, end, self.batch_size, dtype=np.int64)
+            parts = self._order(epoch, starts[:, None] + np.arange(low, high, dtype=np.int64))
+            for start, indices in zip(starts.tolist(), parts, strict=True):
+                yield Slice(start, self.batch_size, indices)
+            position = end
+        if position < self.num_samples:
+            yield self.batch(epoch, position, rank, size)
+
+    def _order(self, epoch: int, positions: Indices) -> Indices:
+        return Permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffle else positions
 
 
 def split(count: int, rank: int, size: int) -> tuple[int, int]:
