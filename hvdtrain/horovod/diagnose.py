@@ -87,14 +87,13 @@ def _with_continuation(lines: Sequence[str], number: int) -> str:
     if not first.startswith("CMake Error"):
         return _shorten(first)
     below: list[str] = []
-    for line in lines[number + 1 : number + 12]:
+    for line in lines[number + 1 : number + 40]:
         if line.strip() and not line.startswith(" "):
-            break
-        if not line.strip() and below:
             break
         if line.strip():
             below.append(line.strip())
-    return " ".join([first, *below])
+    compiler = [line for line in below[3:] if re.search(r"\berror: ", line)]
+    return _shorten(" ".join([first, *below[:3], *compiler[:1]]))
 
 
 def _shorten(line: str, length: int = 400) -> str:

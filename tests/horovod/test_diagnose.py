@@ -28,6 +28,21 @@ CMake Error at /usr/share/cmake-3.25/Modules/FindPackageHandleStandardArgs.cmake
 Call Stack (most recent call first):
   CMakeLists.txt:133 (find_package)
 """
+CMAKE_COMPILER = """\
+CMake Error at /usr/share/cmake-3.25/Modules/CMakeTestCXXCompiler.cmake:63 (message):
+  The C++ compiler
+
+    "/usr/bin/c++"
+
+  is not able to compile a simple test program.
+
+  It fails with the following output:
+
+    Change Dir: /tmp/x/CMakeFiles/CMakeScratch/TryCompile-uq5Yqo
+    cc1plus: fatal error: nothere.h: No such file or directory
+
+CMake will not be able to correctly generate this project.
+"""
 KILLED = """\
 /x/mpi_ops.cc:12:1: error: expected declaration
 c++: fatal error: Killed signal terminated program cc1plus
@@ -48,6 +63,7 @@ MANAGED = "error: externally-managed-environment\n\nx This environment is extern
         (COMPILER, "#error You need C++17 to compile PyTorch", "PyTorch"),
         (XLA, "xla_mpi_ops.cc:24:10: fatal error", "TensorFlow may be too new"),
         (CMAKE, "Could NOT find MPI (missing: MPI_CXX_FOUND) Reason given by package: nothing works", "libopenmpi-dev"),
+        (CMAKE_COMPILER, "is not able to compile a simple test program. cc1plus: fatal error: nothere.h", ""),
         (KILLED, "Killed signal terminated program", "--jobs 1"),
         (DISK, "No space left on device", "TMPDIR"),
         (PIP, "Could not find a version", "package index"),
@@ -58,7 +74,21 @@ MANAGED = "error: externally-managed-environment\n\nx This environment is extern
         ("step one\nstep two\n", "step two", ""),
         ("", "no output", ""),
     ],
-    ids=["c++17", "xla", "cmake", "memory", "disk", "pip", "link", "managed", "no-pip", "headers", "nothing-known", "empty"],
+    ids=[
+        "c++17",
+        "xla",
+        "cmake",
+        "cmake-compiler",
+        "memory",
+        "disk",
+        "pip",
+        "link",
+        "managed",
+        "no-pip",
+        "headers",
+        "nothing-known",
+        "empty",
+    ],
 )
 def test_first_error(log: str, error: str, hint: str) -> None:
     diagnosis = first_error(log.splitlines())
