@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 TORCH = ["torch>=2.4"]
 TENSORFLOW = ["keras>=3.5"]  # which of tensorflow, tensorflow-cpu ... is the user's choice
 MPI = ["mpi4py>=4.0"]
-TENSORBOARD = ["tensorboardX>=2.6", "tensorboard>=2.16"]
+TENSORBOARD = ["tensorboard>=2.16"]
 DATA = ["scikit-learn>=1.4"]
 DEV = ["hypothesis>=6.100", "mypy>=1.10", "pytest>=8", "pytest-xdist>=3.5", "ruff>=0.5", "types-PyYAML", "types-psutil"]
 

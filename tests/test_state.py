@@ -25,7 +25,13 @@ def test_a_state_comes_back_from_json_as_it_was(state: TrainState) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [{}, {"step": 1}, {"step": "x", "epoch": 0, "position": 0, "samples": 0}, {"step": None, "epoch": 0, "position": 0, "samples": 0}, []],
+    [
+        {},
+        {"step": 1},
+        {"step": "x", "epoch": 0, "position": 0, "samples": 0},
+        {"step": None, "epoch": 0, "position": 0, "samples": 0},
+        [],
+    ],
 )
 def test_a_foreign_file_is_refused(content: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):

@@ -95,7 +95,7 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("change", [{"HOROVOD_RANK": "4"}, {"HOROVOD_SIZE": "9"}, {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "1"}])
 def test_horovod_and_open_mpi_that_contradict_each_other_are_refused(change: dict[str, str]) -> None:
     environ = OPEN_MPI | {"HOROVOD_RANK": "5", "HOROVOD_SIZE": "8"} | change
-    with pytest.raises(HvdtrainError, match="horovod says rank .* open mpi says rank 5 of 8") as error:
+    with pytest.raises(HvdtrainError, match=r"horovod says rank .* open mpi says rank 5 of 8") as error:
         World.from_env(environ)
     assert "unset" in error.value.hint
 

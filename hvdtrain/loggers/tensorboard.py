@@ -1,29 +1,55 @@
 """TensorBoard event files.
 
-Through tensorboardX: the tensorboard package's own writer imports TensorFlow wherever that is installed, for seconds.
+Only the record and message formats are taken from the tensorboard package: its ``SummaryWriter`` and PyTorch's import
+TensorFlow wherever that is installed, tensorboardX imports PyTorch, each for seconds and into runs that use neither.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.state import TrainState
 
-_FLUSH_S = 5  # curves are looked at while the run goes on
-
 
 class TensorBoardLogger:
-    """Raises ``ImportError`` where the tensorboardX package is not installed."""
+    """One file a run, flushed at each log, since curves are looked at while the run goes on.
+
+    A resumed run continues the curves: what the run before it logged beyond the checkpoint is marked as void.
+    Raises ``ImportError`` where the tensorboard package is not installed.
+    """
 
     def __init__(self, directory: Path) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._writer = SummaryWriter(str(directory), flush_secs=_FLUSH_S, write_to_disk=True)
+        self._event, self._session, self._summary, self._record_writer = Event, SessionLog, Summary, RecordWriter
+        self._directory = directory
+        self._records: Any = None
 
     def log(self, state: TrainState, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, global_step=state.step)
+        if self._records is None:
+            self._begin(state.step)
+        figures = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
+        self._write(step=state.step, summary=self._summary(value=figures))
+        self._records.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._records is not None:
+            self._records.close()
+
+    def _begin(self, step: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files in the order of their names, and at that only those with "tfevents" in them.
+        name = f"events.out.tfevents.{time.time_ns():020}.{socket.gethostname()}.{os.getpid()}"
+        self._records = self._record_writer((self._directory / name).open("xb"))
+        self._write(file_version="brain.Event:2")
+        self._write(step=step, session_log=self._session(status=self._session.START))
+
+    def _write(self, **content: Any) -> None:
+        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
