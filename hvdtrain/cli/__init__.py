@@ -19,6 +19,7 @@ from hvdtrain.world import World
 COMMANDS = {
     "run": ("run", "Start a job on one or many hosts through a launcher."),
     "train": ("train", "Train a recipe: one rank of a job, or a single process."),
+    "hosts": ("hosts", "Show, check and convert lists of hosts."),
     "horovod": ("horovod", "Install, check or remove Horovod for the installed frameworks."),
 }
 

@@ -25,6 +25,7 @@ from hvdtrain.launch import (
     detect,
     environment,
     failures,
+    filters,
     fit,
     frames,
     hostfile,
@@ -74,6 +75,8 @@ def option(*names: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[
 @option("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-16]:4.  [default: the batch job's, else localhost]")
 @option("--hostfile", metavar="FILE", help="Hosts and slots in a file; any dialect.")
 @option("--strict", is_flag=True, help="A host without slots is an error instead of one slot.")
+@option("--include", multiple=True, metavar="HOST[:SLOTS]", help="Use these hosts or slots only; may be repeated.")
+@option("--exclude", multiple=True, metavar="HOST[:SLOTS]", help="Leave hosts or slots out: node3 or node3:0,2-3.")
 @option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
 @option(
     "--launcher",
@@ -184,9 +187,10 @@ def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host
     listed = _listed(base, options["hosts"], options["hostfile"], options["strict"], np)
     for warning in listed.warnings:
         click.secho(f"Warning: {warning}", err=True, fg="yellow")
-    count = listed.slots if np is None else np
+    kept = filters.apply(listed.hosts, options["include"], options["exclude"])
+    count = sum(host.slots for host in kept) if np is None else np
     anyway = options["oversubscribe"] or elastic is not None
-    return fit(listed.hosts, count, source=listed.source, oversubscribe=anyway), elastic, count
+    return fit(kept, count, source=listed.source, oversubscribe=anyway), elastic, count
 
 
 def _listed(base: dict[str, str], hosts: str | None, path: str | None, strict: bool, np: int | None) -> hostfile.Hosts:

@@ -152,3 +152,48 @@ def test_a_failed_program_is_a_failed_job_with_its_code(script: str, code: int, 
     script = f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then {script}; fi; sleep 60'
     assert main(["run", "-np", "2", "--launcher", "mpirun", "--", "sh", "-c", script]) == code
     assert "Error: " in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
+def test_filters_choose_hosts_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "run",
+        "-H",
+        "a:4,b:2,c:2",
+        "--include",
+        "a:1,3",
+        "--include",
+        "b",
+        "--launcher",
+        "mpirun",
+        "--dry-run",
+        "recipe.py",
+    ]
+    assert main(words) == 0
+    line = capsys.readouterr().out
+    assert "-np 4 -H a:2,b:2 " in line
+    assert "--devices '1,3;' " in line
+
+
+ELASTIC_REFUSED = {
+    ("--min-np", "2"): "--min-np and --max-np need to know the hosts",
+    ("--host-discovery-script", "nope.sh"): "host discovery script 'nope.sh' is not there or not executable",
+    ("--host-discovery-script", "ok.sh", "--min-np", "4", "--max-np", "2"): "--max-np 2 is less than --min-np 4",
+}
+
+
+@pytest.mark.parametrize("words", ELASTIC_REFUSED)
+def test_elastic_options_are_checked(words: tuple[str, ...], _here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: PT019
+    (_here / "ok.sh").write_text("#!/bin/sh\necho a:2\n")
+    (_here / "ok.sh").chmod(0o755)
+    assert main(["run", *words, "recipe.py"]) == 2
+    assert ELASTIC_REFUSED[words] in capsys.readouterr().err
+
+
+def test_an_elastic_job_is_horovodruns(_here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: PT019
+    (_here / "ok.sh").write_text("#!/bin/sh\necho a:2\n")
+    (_here / "ok.sh").chmod(0o755)
+    assert main(["run", "--host-discovery-script", "ok.sh", "--min-np", "2", "--max-np", "4", "--dry-run", "recipe.py"]) == 0
+    argv = argv_of(capsys.readouterr().out.splitlines()[-1])
+    assert argv[1:9] == ["-np", "2", "--min-np", "2", "--max-np", "4", "--host-discovery-script", str(_here / "ok.sh")]
+    assert "-H" not in argv[: argv.index("relay")]

@@ -1,0 +1,158 @@
+"""``hvdtrain hosts``: look at a list of hosts, check it, and write it in another dialect. Starts nothing on any host."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import Host, allocation, filters, fit, hostfile, is_this_machine, place, resources
+from hvdtrain.launch.hostfile import HostfileError, Hosts
+
+
+def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which hosts are meant; the same for all commands here."""
+    for decorate in (
+        click.option(
+            "--exclude", multiple=True, metavar="HOST[:SLOTS]", help="Leave hosts or slots out: node3 or node3:0,2-3."
+        ),
+        click.option("--include", multiple=True, metavar="HOST[:SLOTS]", help="Use these only; may be repeated."),
+        click.option("-H", "--hosts", metavar="LIST", help="Hosts on the command line: node1:2,node[2-4]:4."),
+        click.argument("path", required=False, metavar="[HOSTFILE]"),
+    ):
+        function = decorate(function)
+    return function
+
+
+@click.group(short_help="Show, check and convert lists of hosts.")
+def command() -> None:
+    """Show, check and convert lists of hosts, in any dialect.
+
+    Without HOSTFILE and -H, the hosts are those of the batch job (Slurm, PBS, LSF) that this shell runs in.
+    """
+
+
+@command.command()
+@source_options
+@click.option("-np", "--num-proc", "np", type=int, metavar="N", help="Number of ranks.  [default: all slots]")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def show(
+    path: str | None, hosts: str | None, include: tuple[str, ...], exclude: tuple[str, ...], np: int | None, as_json: bool
+) -> int:
+    """Show which rank goes where: rank, host, local rank, device."""
+    listed = _listed(path, hosts)
+    used = filters.apply(listed.hosts, include, exclude)
+    count = sum(host.slots for host in used) if np is None else np
+    rows = _rows(fit(used, count, source=listed.source))
+    if as_json:
+        click.echo(json.dumps({"source": listed.source, "warnings": list(listed.warnings), "ranks": rows}, indent=2))
+        return 0
+    _warn(listed)
+    table = Table(title=f"{count} ranks on {len({row['host'] for row in rows})} hosts ({listed.source})", title_justify="left")
+    for heading in ("rank", "host", "local rank", "node", "cross rank", "device"):
+        table.add_column(heading, justify="left" if heading == "host" else "right")
+    for row in rows:
+        table.add_row(*(str(row[key]) for key in ("rank", "host", "local_rank", "node_rank", "cross_rank", "device")))
+    Console(soft_wrap=True).print(table)
+    return 0
+
+
+def _rows(hosts: Sequence[Host]) -> list[dict[str, Any]]:
+    """A row for each rank. UsageError if ranks on this machine would share a GPU."""
+    here = resources.gpus(os.environ)
+    rows = []
+    for slot in place(hosts):
+        device = str(slot.host.devices[slot.local_rank] if slot.host.devices else slot.local_rank)
+        if is_this_machine(slot.host.name):
+            if here and not slot.host.devices and slot.local_size > len(here):
+                raise UsageError(
+                    f"{slot.local_size} ranks on {slot.host.name}, which offers {len(here)} GPUs ({', '.join(here)})",
+                    "lower its slots, or run with --share-devices",
+                )
+            device = (device if slot.host.devices else here[slot.local_rank]) if here else "cpu"
+        rows.append(
+            {
+                "rank": slot.rank,
+                "host": slot.host.name,
+                "local_rank": slot.local_rank,
+                "local_size": slot.local_size,
+                "node_rank": slot.node_rank,
+                "cross_rank": slot.cross_rank,
+                "device": device,
+            }
+        )
+    return rows
+
+
+@command.command()
+@source_options
+@click.option("--strict", is_flag=True, help="A host without slots is a mistake, too.")
+@click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+def check(
+    path: str | None, hosts: str | None, include: tuple[str, ...], exclude: tuple[str, ...], strict: bool, as_json: bool
+) -> int:
+    """Check a list of hosts: all mistakes with line, text and the accepted form. Exit code 1 if there are any."""
+    mistakes: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    count = slots = 0
+    try:
+        listed = _listed(path, hosts, strict=strict)
+        kept = filters.apply(listed.hosts, include, exclude)
+        warnings, count, slots = list(listed.warnings), len(kept), sum(host.slots for host in kept)
+    except HostfileError as error:
+        mistakes = [
+            {"where": each.where, "line": each.line, "text": each.text, "problem": each.problem, "hint": each.hint}
+            for each in error.mistakes
+        ]
+    if as_json:
+        click.echo(json.dumps({"hosts": count, "slots": slots, "mistakes": mistakes, "warnings": warnings}, indent=2))
+        return 1 if mistakes else 0
+    for each in mistakes:
+        click.echo(f"{each['where']}: {each['problem']}")
+        if each["text"] and each["text"] not in each["problem"]:
+            click.echo(f"    {each['text']}")
+        click.echo(f"    Hint: {each['hint']}")
+    for warning in warnings:
+        click.echo(f"warning: {warning}")
+    click.echo(f"{len(mistakes)} mistakes" if mistakes else f"fine: {count} hosts, {slots} slots")
+    return 1 if mistakes else 0
+
+
+@command.command()
+@source_options
+@click.option("--to", "dialect", type=click.Choice(list(hostfile.DIALECTS)), required=True, help="The dialect to write.")
+def convert(path: str | None, hosts: str | None, include: tuple[str, ...], exclude: tuple[str, ...], dialect: str) -> int:
+    """Write a list of hosts in another dialect, to standard output."""
+    listed = _listed(path, hosts)
+    _warn(listed)
+    click.echo(hostfile.render(filters.apply(listed.hosts, include, exclude), dialect), nl=False)
+    return 0
+
+
+def _listed(path: str | None, hosts: str | None, *, strict: bool = False) -> Hosts:
+    if path is not None and hosts is not None:
+        raise UsageError("both a hostfile and -H are given", "give one of them")
+    if path == "-":
+        return hostfile.parse(sys.stdin.read(), source="stdin", strict=strict)
+    if path is not None:
+        return hostfile.read(path, strict=strict)
+    if hosts is not None:
+        return hostfile.parse_option(hosts, strict=strict)
+    found = allocation.from_environment(os.environ)
+    if found is None:
+        raise UsageError(
+            "no hosts: no hostfile, no -H, and this shell is in no Slurm, PBS or LSF job", "hvdtrain hosts show HOSTFILE"
+        )
+    return found
+
+
+def _warn(listed: Hosts) -> None:
+    for warning in listed.warnings:
+        click.secho(f"Warning: {warning}", err=True, fg="yellow")
