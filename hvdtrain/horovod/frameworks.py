@@ -54,7 +54,7 @@ def ask_frameworks(versions: Mapping[str, str]) -> tuple[Framework, ...]:
 
 def _ask(name: str) -> Result:
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "0")}
-    return run([sys.executable, "-c", _QUESTIONS[name]], env=env, timeout_s=300, apart=True)
+    return run([sys.executable, "-P", "-c", _QUESTIONS[name]], env=env, timeout_s=300, apart=True)
 
 
 def _read(name: str, version: str, answer: Result) -> Framework:

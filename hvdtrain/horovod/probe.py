@@ -71,9 +71,9 @@ def probe_all(frameworks: Sequence[str]) -> tuple[Probe, ...]:
 
 
 def probe(framework: str) -> Probe:
-    """Import one extension."""
+    """Import one extension. -P: a folder in the current directory that is named like a package does not count."""
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    return read(framework, run([sys.executable, "-c", _SCRIPT, framework], env=env, timeout_s=300, apart=True))
+    return read(framework, run([sys.executable, "-P", "-c", _SCRIPT, framework], env=env, timeout_s=300, apart=True))
 
 
 def read(framework: str, result: Result) -> Probe:
