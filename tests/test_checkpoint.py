@@ -15,7 +15,7 @@ from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.state import TrainState
 from hvdtrain.world import World
-from tests import recipes
+from tests.support import recipes
 
 COMM = LocalCommunicator(World())
 DATA = {"samples": 1003, "seed": 5, "shuffle": True}
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_reason(tmp_path, adap
 
     other = LinearAdapter(3, 2)
     other.setup(COMM)
-    with pytest.raises(HvdtrainError, match="does not fit this recipe.*shape"):
+    with pytest.raises(HvdtrainError, match=r"does not fit this recipe.*shape"):
         checkpoint.resume(tmp_path, other, COMM)
 
 
@@ -136,7 +136,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
 import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
 from tests.test_checkpoint import COMM, save
-from tests import recipes
+from tests.support import recipes
 adapter = recipes.linear().adapter
 adapter.setup(COMM)
 for step in range(1, 100000):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.harness import ROOT, hvdtrain
+from tests.support.harness import ROOT, hvdtrain
 
-LINEAR = f"{ROOT}/tests/recipes.py:linear"
+LINEAR = f"{ROOT}/tests/support/recipes.py:linear"
 
 BAD_RECIPES = {
     "raises.py": "def recipe():\n    raise OSError('no such data')\n",
@@ -41,7 +41,13 @@ BAD_INPUT = {
     ("missing.py",): "pip install the package that has 'no_such_package'",
     ("wrong.py",): "must return an hvdtrain.Recipe, got a int",
     ("other.py",): "name one as other.py:recpie",
-    ("typed.py", "--set", "hiden=4", "--set", "lr=fast"): "no parameter 'hiden' (did you mean 'hidden'?); lr: expected float, got 'fast'",
+    (
+        "typed.py",
+        "--set",
+        "hiden=4",
+        "--set",
+        "lr=fast",
+    ): "no parameter 'hiden' (did you mean 'hidden'?); lr: expected float, got 'fast'",
     ("typed.py", "--set", "hidden"): "--set takes NAME=VALUE, got 'hidden'",
     ("empty.py",): "the data source has no sample",
     (LINEAR, "--epochs", "0"): "epochs: must be at least 1, got 0",
@@ -68,7 +74,7 @@ def test_bad_input_is_told_in_one_message_without_a_traceback(folder, arguments)
 
 def test_a_failure_while_training_keeps_its_traceback_and_is_written_down(in_tmp):
     (in_tmp / "late.py").write_text(
-        "import dataclasses, hvdtrain\nfrom tests.recipes import linear\n"
+        "import dataclasses, hvdtrain\nfrom tests.support.recipes import linear\n"
         "class Late(hvdtrain.Callback):\n    def on_step_end(self, state):\n        if state.step == 3: raise KeyError('gone')\n"
         "def recipe():\n    return dataclasses.replace(linear(), callbacks=(Late(),))\n"
     )
@@ -107,7 +113,11 @@ def test_options_come_from_the_config_file_and_the_command_line_wins(in_tmp):
     result = hvdtrain("train", "--epochs", "3", cwd=in_tmp)
     assert result.returncode == 0, result.stderr
     run = json.loads((in_tmp / "run/run.json").read_text())
-    assert (run["options"]["epochs"], run["origins"]["epochs"], run["origins"]["log_every"]) == (3, "command line", "hvdtrain.yaml")
+    assert (run["options"]["epochs"], run["origins"]["epochs"], run["origins"]["log_every"]) == (
+        3,
+        "command line",
+        "hvdtrain.yaml",
+    )
     assert json.loads((in_tmp / "run/summary.json").read_text())["steps"] == 6
 
 

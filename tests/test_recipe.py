@@ -19,7 +19,7 @@ from hvdtrain.adapters.linear import LinearAdapter
 from hvdtrain.errors import UsageError
 from hvdtrain.lr import constant
 from hvdtrain.recipe import Recipe, build, convert, load
-from tests import recipes
+from tests.support import recipes
 
 GOOD = """
 import hvdtrain

@@ -12,7 +12,7 @@ from hvdtrain.adapters import Adapter
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import UsageError
 from hvdtrain.world import World
-from tests import recipes
+from tests.support import recipes
 
 FRAMEWORKS = ["linear", "torch", "keras"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.sampler import Sampler
-from tests import recipes
-from tests.ranks.harness import batches, difference, train, weights
+from tests.support import recipes
+from tests.support.harness import batches, difference, train, weights
 
 pytestmark = pytest.mark.ranks
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.harness import LAUNCHERS, RECIPES, ROOT, hvdtrain
+from tests.support.harness import LAUNCHERS, RECIPES, ROOT, hvdtrain
 
 pytestmark = pytest.mark.ranks
 
@@ -16,7 +16,7 @@ FAILING = """
 import dataclasses, sys
 sys.path.insert(0, {root!r})
 import hvdtrain
-from tests import recipes
+from tests.support import recipes
 
 class Fails(hvdtrain.Callback):
     def on_step_end(self, state):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
-RECIPES = ROOT / "tests" / "recipes.py"
+RECIPES = ROOT / "tests" / "support" / "recipes.py"
 LAUNCHERS = {"mpirun": ["--launcher", "mpirun"], "horovodrun-gloo": ["--launcher", "horovodrun", "--gloo"]}
 
 

@@ -51,7 +51,7 @@ class RecordedSource:
         return self.source.take(indices)
 
 
-def _recipe(adapter, weights, out: str, samples: int, **more) -> hvdtrain.Recipe:  # noqa: ANN001, ANN003
+def _recipe(adapter, weights, out: str, samples: int, **more) -> hvdtrain.Recipe:
     source = RecordedSource(arrays(samples))
     callbacks = (Recorder(out, weights, source),) if out else ()
     return hvdtrain.Recipe(
@@ -99,4 +99,10 @@ def keras(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics={"accuracy": keras.metrics.sparse_categorical_accuracy},
     )
-    return _recipe(adapter, lambda: [np.asarray(v) for v in model.trainable_variables], out, samples, lr=lambda step: 0.05 / (1 + step / 50))
+    return _recipe(
+        adapter,
+        lambda: [v.value.numpy() for v in model.trainable_variables],
+        out,
+        samples,
+        lr=lambda step: 0.05 / (1 + step / 50),
+    )
