@@ -43,7 +43,7 @@ def torch_sampler(size: int) -> tuple[float, float]:
     first = time.perf_counter() - started
     started = time.perf_counter()
     count = 0
-    for count, _ in enumerate(indices, 1):  # noqa: B007
+    for count, _ in enumerate(indices, 1):
         if count >= READ:
             break
     return first, count / (time.perf_counter() - started)
@@ -61,7 +61,9 @@ def child(side: str, size: int) -> None:
 
 
 def main() -> None:
-    table = Table("sampler", "samples", "first index (ms)", "peak memory (MB)", "million indices/s", title=f"median of {RUNS} runs")
+    table = Table(
+        "sampler", "samples", "first index (ms)", "peak memory (MB)", "million indices/s", title=f"median of {RUNS} runs"
+    )
     medians = {}
     for size in (10**7, 10**12):
         for side in SIDES:

@@ -33,7 +33,7 @@ BAD_RECIPES = {
 # arguments of `hvdtrain train` -> what the message must say
 BAD_INPUT = {
     ("nowhere.py",): "the recipe nowhere.py does not exist",
-    (".",): "names no recipe",
+    (".",): "the recipe . is a directory",
     ("no.such.module:recipe",): "there is no module 'no.such.module'",
     ("raises.py",): "raises.py:2: OSError: no such data",
     ("at_import.py",): "at_import.py:1: ZeroDivisionError",
