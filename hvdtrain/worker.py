@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,7 @@ from hvdtrain.comm import Communicator
 from hvdtrain.comm.connect import connect
 from hvdtrain.config import Config
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.launch import resources
 from hvdtrain.loggers import Logger
 from hvdtrain.loggers.console import ConsoleLogger
 from hvdtrain.loggers.jsonl import JsonLinesLogger
@@ -81,6 +82,7 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     if config.options.run_dir:
         rank.run_dir = RunDir(Path(config.options.run_dir))
     rank.world = World.from_env()
+    pin_device(rank.world, os.environ)
     rank.phase = "building the recipe"
     recipe = recipes.build(function or recipes.load(config.recipe), config.settings)
     rank.phase = "connecting the ranks"
@@ -104,6 +106,19 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     if rank.world.is_primary:
         write_json(rank.run_dir.summary_json, asdict(summary))
         _say(_closing(summary, resumed.step))
+
+
+def pin_device(world: World, environ: MutableMapping[str, str]) -> None:
+    """Show this rank its own GPU alone, by its local rank among those that CUDA_VISIBLE_DEVICES allows.
+
+    Before a framework is imported: one that sees all of a host's GPUs takes memory on each of them.
+    """
+    devices = resources.gpus(environ)
+    if not devices or world.size == 1:
+        return
+    if world.local_rank >= len(devices):
+        log.warning("rank %d shares a GPU: local rank %d, %d GPUs here", world.rank, world.local_rank, len(devices))
+    environ["CUDA_VISIBLE_DEVICES"] = devices[world.local_rank % len(devices)]
 
 
 def default_run_dir(recipe: str) -> str:

@@ -1,0 +1,42 @@
+"""What a rank does around the training loop."""
+
+from __future__ import annotations
+
+import pytest
+
+from hvdtrain.worker import default_run_dir, pin_device
+from hvdtrain.world import World
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "chosen"), [("4,5", 0, "4"), ("4,5", 1, "5"), ("GPU-aa,GPU-bb", 1, "GPU-bb"), ("", 1, "")]
+)
+def test_each_local_rank_sees_its_own_gpu_alone(visible, local_rank, chosen):
+    environ = {"CUDA_VISIBLE_DEVICES": visible}
+    pin_device(World(rank=local_rank + 2, size=4, local_rank=local_rank, local_size=2, source="open mpi"), environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": chosen}
+
+
+def test_more_ranks_than_gpus_share_them_with_a_warning(caplog):
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    pin_device(World(rank=2, size=3, local_rank=2, local_size=3, source="open mpi"), environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "0"
+    assert "rank 2 shares a GPU" in caplog.text
+
+
+def test_a_single_process_keeps_all_gpus():
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    pin_device(World(), environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "start"),
+    [
+        ("examples/torch_digits.py", "runs/torch_digits-2"),
+        ("a/b.py:other", "runs/b-other-2"),
+        ("pkg.mod:recipe", "runs/mod-2"),
+    ],
+)
+def test_the_default_run_directory_names_the_recipe(recipe, start):
+    assert default_run_dir(recipe).startswith(start)
