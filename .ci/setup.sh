@@ -102,9 +102,9 @@ packages() {
     [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
     say "Installing packages into $VENV (PyTorch and TensorFlow are large: some minutes the first time)"
     pip="$VENV/bin/python -m pip --disable-pip-version-check --no-input"
-    $pip install --quiet --constraint "$CONSTRAINTS" --upgrade pip
+    $pip install --quiet --quiet --constraint "$CONSTRAINTS" --upgrade pip
     # shellcheck disable=SC2046
-    $pip install --quiet --constraint "$CONSTRAINTS" $(torch_options) --editable '.[torch,tensorflow,tensorboard,data,dev]' tensorflow-cpu
+    $pip install --quiet --quiet --constraint "$CONSTRAINTS" $(torch_options) --editable '.[torch,tensorflow,tensorboard,data,dev]' tensorflow-cpu
 }
 
 horovod() {
