@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Host, allocation, filters, fit, hostfile, is_this_machine, place, resources
+from hvdtrain.launch import Host, Ssh, allocation, filters, fit, hostfile, is_this_machine, place, probe, resources, start_argv
 from hvdtrain.launch.hostfile import HostfileError, Hosts
 
 
@@ -94,26 +94,43 @@ def _rows(hosts: Sequence[Host]) -> list[dict[str, Any]]:
 @command.command()
 @source_options
 @click.option("--strict", is_flag=True, help="A host without slots is a mistake, too.")
+@click.option("--connect", is_flag=True, help="Also ask every host over ssh whether it can take part in a job started here.")
+@click.option("--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="ssh port of all hosts.")
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
 def check(
-    path: str | None, hosts: str | None, include: tuple[str, ...], exclude: tuple[str, ...], strict: bool, as_json: bool
+    path: str | None,
+    hosts: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    strict: bool,
+    connect: bool,
+    ssh_port: int | None,
+    as_json: bool,
 ) -> int:
     """Check a list of hosts: all mistakes with line, text and the accepted form. Exit code 1 if there are any."""
+    kept: tuple[Host, ...] = ()
     mistakes: list[dict[str, Any]] = []
     warnings: list[str] = []
-    count = slots = 0
     try:
         listed = _listed(path, hosts, strict=strict)
-        kept = filters.apply(listed.hosts, include, exclude)
-        warnings, count, slots = list(listed.warnings), len(kept), sum(host.slots for host in kept)
+        kept, warnings = filters.apply(listed.hosts, include, exclude), list(listed.warnings)
     except HostfileError as error:
         mistakes = [
             {"where": each.where, "line": each.line, "text": each.text, "problem": each.problem, "hint": each.hint}
             for each in error.mistakes
         ]
+    asked: dict[str, Any] = {}
+    if connect and kept:
+        asked, bad, different = _ask(kept, ssh_port)
+        mistakes += [{"where": each.host, "line": 0, "text": "", "problem": each.problem, "hint": each.hint} for each in bad]
+        warnings += different
     if as_json:
-        click.echo(json.dumps({"hosts": count, "slots": slots, "mistakes": mistakes, "warnings": warnings}, indent=2))
+        report = {"hosts": len(kept), "slots": sum(host.slots for host in kept), "mistakes": mistakes, "warnings": warnings}
+        click.echo(json.dumps({**report, **({"answers": asked} if connect else {})}, indent=2))
         return 1 if mistakes else 0
+    for name, record in asked.items():
+        gpus = f", {len(record['gpus'])} GPUs" if record["gpus"] else ""
+        click.echo(f"{name}: Python {record['python']}, {record['cpus']} CPUs{gpus}, {', '.join(record['networks'])}")
     for each in mistakes:
         click.echo(f"{each['where']}: {each['problem']}")
         if each["text"] and each["text"] not in each["problem"]:
@@ -121,8 +138,26 @@ def check(
         click.echo(f"    Hint: {each['hint']}")
     for warning in warnings:
         click.echo(f"warning: {warning}")
-    click.echo(f"{len(mistakes)} mistakes" if mistakes else f"fine: {count} hosts, {slots} slots")
+    count = f"{len(kept)} hosts, {sum(host.slots for host in kept)} slots"
+    click.echo(f"{len(mistakes)} mistake{'' if len(mistakes) == 1 else 's'}" if mistakes else f"fine: {count}")
     return 1 if mistakes else 0
+
+
+def _ask(hosts: Sequence[Host], ssh_port: int | None) -> tuple[dict[str, Any], list[probe.Answer], list[str]]:
+    """What the hosts say, which cannot take part, and what differs. Each is asked twice, since a launcher connects twice."""
+    ssh, start, cwd = Ssh(ssh_port), start_argv(sys.executable), os.getcwd()
+    first = probe.ask(hosts, ssh, start, cwd)
+    bad = probe.problems(first, cwd)
+    again = probe.ask(hosts, ssh, start, cwd) if not bad else first
+    told = {
+        answer.host: {
+            **{key: answer.record[key] for key in ("python", "cpus", "gpus")},
+            "networks": [f"{each.name} {' '.join(each.addresses)}" for each in answer.interfaces if not each.why_not()],
+        }
+        for answer in first
+        if answer.record
+    }
+    return told, bad + probe.second(first, again), probe.differences(first)
 
 
 @command.command()

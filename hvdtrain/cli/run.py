@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from hvdtrain.launch import (
     fit,
     frames,
     hostfile,
+    nics,
     output,
+    probe,
     process,
     relay,
     start_argv,
@@ -56,6 +58,7 @@ class Work:
 
     argv: tuple[str, ...]
     run_dir: Path | None = None
+    recipe: str = ""  # its file, if it is one
 
     @property
     def errors(self) -> Path | None:
@@ -95,6 +98,8 @@ def option(*names: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[
 @option("--ssh-identity-file", default="", metavar="FILE", help="ssh key.")
 @option("--ssh-arg", multiple=True, metavar="ARG", help="One more argument for ssh; may be repeated.")
 @option("--nic", multiple=True, metavar="NAME", help="Network interface to use on all hosts; may be repeated.")
+@option("--probe/--no-probe", default=True, help="Ask every host first whether it can take part.  [default: --probe]")
+@option("--no-host-key-check", is_flag=True, help="Let ssh connect to hosts whose keys it does not know.")
 @option("--launcher-arg", multiple=True, metavar="ARG", help="One more argument for the launcher, passed last.")
 @option("--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files get all of it.")
 @option("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
@@ -119,8 +124,13 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **op
     hosts, elastic, np = _hosts(base, options)
     work = Work(what) if is_program else _recipe(what)
     job = _job(work, hosts, elastic, np, base, options)
-    choice = detect.choose(options["launcher"], detect.look(base), job)
+    found = detect.look(base)
+    choice = detect.choose(options["launcher"], found, job)
     click.secho(f"launcher: {choice.launcher.name} ({choice.reason})", err=True, dim=True)
+    if options["probe"] and detect.uses_ssh(choice, found, job):
+        job = _probed(job, work, options["nic"], dry_run=dry_run)
+    elif options["nic"]:
+        nics.check(options["nic"], {"this machine": probe.interfaces()})
     started = choice.launcher.command(job)
     if dry_run:
         click.echo(started.script(base))
@@ -128,6 +138,24 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **op
     style = output.Style(np, sys.stdout.isatty(), options["prefix"], options["timestamps"], options["quiet_ranks"])
     log_dir = options["log_dir"] or (work.run_dir / "logs" if work.run_dir is not None else None)
     return _run(started, base, job, work, style, Path(log_dir) if log_dir else None)
+
+
+def _probed(job: Job, work: Work, wanted: Sequence[str], *, dry_run: bool) -> Job:
+    """The job with its network interface, after every host has said that it can take part."""
+    answers = probe.ask(job.hosts, job.ssh, start_argv(sys.executable), job.cwd, [work.recipe] if work.recipe else [])
+    bad = probe.problems(answers, job.cwd)
+    if bad:
+        error = probe.error(bad, len(answers))
+        if not dry_run:
+            raise error
+        click.secho(f"Warning: {error}", err=True, fg="yellow")
+        return replace(job, nics=tuple(wanted))
+    for difference in probe.differences(answers):
+        click.secho(f"Warning: {difference}", err=True, fg="yellow")
+    tables = {answer.host: answer.interfaces for answer in answers}
+    chosen = nics.check(wanted, tables) if wanted else nics.choose(tables)
+    click.secho(f"network: {chosen.reason}", err=True, dim=True)
+    return replace(job, nics=chosen.names, subnet=chosen.subnet)
 
 
 def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: output.Style, log_dir: Path | None) -> int:
@@ -225,6 +253,7 @@ def _job(
     given: dict[str, str] = {}
     for path in options["env_file"]:
         given.update(environment.read_file(path))
+    unchecked = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null") if options["no_host_key_check"] else ()
     selection = environment.select(base, options["env"], given)
     job = Job(
         argv=work.argv,
@@ -234,7 +263,7 @@ def _job(
         controller="mpi" if options["mpi"] and elastic is None else "gloo",
         cwd=str(Path.cwd()),
         nics=options["nic"],
-        ssh=Ssh(options["ssh_port"], options["ssh_identity_file"], options["ssh_arg"]),
+        ssh=Ssh(options["ssh_port"], options["ssh_identity_file"], (*unchecked, *options["ssh_arg"])),
         launcher_args=options["launcher_arg"],
         launch_dir=str((work.run_dir or Path("runs")) / "launch"),
         elastic=elastic,
@@ -261,7 +290,8 @@ def _recipe(what: tuple[str, ...]) -> Work:
         name = Path(path).stem if path.endswith(".py") else recipe.replace(":", ".").rpartition(".")[2]
         run_dir = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         options = ["--run-dir", run_dir, *options]
-    return Work((sys.executable, "-m", "hvdtrain", "train", recipe, *options), Path(run_dir))
+    rank = (sys.executable, "-m", "hvdtrain", "train", recipe, *options)
+    return Work(rank, Path(run_dir), path if path.endswith(".py") else "")
 
 
 def _option(words: list[str], name: str) -> str | None:

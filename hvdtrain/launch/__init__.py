@@ -91,7 +91,7 @@ class Job:
 
     ``env`` holds what every rank gets on top of what its host gives. ``launch_dir`` is where a launcher's files (a hostfile
     that is too long for a command line) may be written. ``tagged``: the ranks run under our relay, and the launcher is to mark
-    each chunk of output with its rank if it can.
+    each chunk of output with its rank if it can. ``subnet`` is that of ``nics``, where hosts name their interfaces differently.
     """
 
     argv: tuple[str, ...]
@@ -101,6 +101,7 @@ class Job:
     controller: Controller = "mpi"
     cwd: str = ""
     nics: tuple[str, ...] = ()
+    subnet: str = ""
     ssh: Ssh = Ssh()
     grace_s: float = GRACE_S
     launcher_args: tuple[str, ...] = ()

@@ -104,6 +104,18 @@ def choose(name: str, found: Found, job: Job) -> Choice:
     return _named(name, found, "asked for with --launcher") if name != "auto" else _best(found, job)
 
 
+def uses_ssh(choice: Choice, found: Found, job: Job) -> bool:
+    """Whether other hosts will be reached by ssh: not in a batch job, and not through an agent of the user's (Kubernetes)."""
+    agent = found.environ.get("OMPI_MCA_plm_rsh_agent") or found.environ.get("PRTE_MCA_plm_ssh_agent")
+    return (
+        job.is_remote
+        and choice.launcher.name in ("horovodrun", "mpirun")
+        and not found.system
+        and not agent
+        and job.elastic is None
+    )
+
+
 def _best(found: Found, job: Job) -> Choice:
     if job.elastic is not None:
         return _named("horovodrun", found, "only Horovod's own launcher is elastic")

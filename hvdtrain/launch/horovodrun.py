@@ -20,6 +20,8 @@ _NEEDS = (
     *("HOME", "USER", "LOGNAME", "SHELL", "TERM", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "KRB5CCNAME", "XDG_RUNTIME_DIR"),
     *("OMPI_*", "OPAL_*", "PMIX_*", "PRTE_*", "I_MPI_*", "HYDRA_*", "MPICH_*", "SLURM_*", "LSB_*", "LSF_*", "PBS_*"),
 )
+#: What it tells ssh by itself: that is why hosts are asked by our own ssh first, which does check their keys.
+_ITS_OWN_SSH_OPTIONS = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null")
 #: Linux's limit for one argument; horovodrun's whole line is one argument of sh.
 _MAX_ARGUMENT = 128 * 1024
 
@@ -52,7 +54,7 @@ class Horovodrun:
                     f"horovodrun knows no user or port of a single host ({host.login})",
                     "put User and Port into ~/.ssh/config, or use --launcher mpirun",
                 )
-        if job.ssh.options:
+        if any(option not in _ITS_OWN_SSH_OPTIONS for option in job.ssh.options):
             raise UsageError("horovodrun takes no ssh options", "put them into ~/.ssh/config, or use --launcher mpirun")
         argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:

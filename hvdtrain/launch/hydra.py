@@ -35,10 +35,10 @@ class Hydra:
             if options:
                 env["HYDRA_LAUNCHER_EXTRA_ARGS"] = joined_ssh_options(options)
         if job.nics:
-            if len(job.nics) > 1:
+            if len(job.nics) > 1 and not job.subnet:
                 raise UsageError(f"{self.mpi} takes one network interface, got {', '.join(job.nics)}", "give --nic once")
-            argv += ["-iface", job.nics[0]]
-            env.setdefault("NCCL_SOCKET_IFNAME", job.nics[0])
+            argv += ["-iface", job.nics[0]] if len(job.nics) == 1 else []
+            env.setdefault("NCCL_SOCKET_IFNAME", ",".join(job.nics))
         if intel:
             # Our machinefile says how many ranks a host has, not the batch system; and the ranks' threads are counted by us.
             env.setdefault("I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "off")

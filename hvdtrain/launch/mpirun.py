@@ -38,7 +38,7 @@ class OpenMpi:
             argv += ["--output", "tag"] if five else ["--tag-output"]
         argv += [*self.mpi.daemon_args(job), *self.mpi.ssh_args(job)]
         if job.nics:
-            argv += [mca, "btl_tcp_if_include", ",".join(job.nics)]
+            argv += [mca, "btl_tcp_if_include", job.subnet if len(job.nics) > 1 and job.subnet else ",".join(job.nics)]
         for name in sorted(job.env):
             argv += ["-x", name]
         argv += [*job.launcher_args, *job.argv]

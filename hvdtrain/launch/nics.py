@@ -1,0 +1,101 @@
+"""Which network interface the ranks talk over: one in a subnet that all hosts share, and never a container's bridge.
+
+MPI, Gloo and NCCL each guess when they are not told, and a wrong guess (docker0 has the same address everywhere) is a hang.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvdtrain.errors import UsageError
+
+#: Bridges and pairs that container and virtual machine software makes; their addresses repeat from host to host.
+_VIRTUAL = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|kube|vmnet|vnet|dummy|nodelocaldns)")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface of a host. ``speed`` in Mbit/s, 0 if it does not say."""
+
+    name: str
+    addresses: tuple[str, ...] = ()  # with prefix length: 10.0.0.1/24
+    up: bool = True
+    loopback: bool = False
+    speed: int = 0
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Interface:
+        return cls(
+            str(record["name"]),
+            tuple(record.get("addresses", ())),
+            bool(record.get("up", True)),
+            bool(record.get("loopback", False)),
+            int(record.get("speed", 0)),
+        )
+
+    def why_not(self) -> str:
+        """Why the ranks must not use it by themselves, or an empty string."""
+        if self.loopback or self.name == "lo":
+            return "loopback"
+        if not self.up:
+            return "down"
+        if _VIRTUAL.match(self.name):
+            return "made by container software"
+        if not self.subnets():
+            return "no usable address"
+        return ""
+
+    def subnets(self) -> list[str]:
+        """The subnets of its addresses that reach other hosts."""
+        found = []
+        for address in self.addresses:
+            interface = ipaddress.ip_interface(address)
+            if not (interface.is_link_local or interface.is_loopback) and interface.network.prefixlen < interface.max_prefixlen:
+                found.append(str(interface.network))
+        return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The interfaces to use, by name (all that are needed, where hosts call them differently) and their subnet; and why."""
+
+    names: tuple[str, ...]
+    subnet: str
+    reason: str
+
+
+def choose(tables: Mapping[str, Sequence[Interface]]) -> Choice:
+    """The fastest interface whose subnet every host has. Without one, nothing is chosen and the reason says what there is."""
+    usable = {
+        host: {net: each for each in table if not each.why_not() for net in each.subnets()} for host, table in tables.items()
+    }
+    first, *others = usable.values()
+    common = [net for net in first if all(net in other for other in others)]
+    if not common:
+        seen = "; ".join(f"{host}: {_shown(table)}" for host, table in list(tables.items())[:4])
+        return Choice((), "", f"no subnet is common to all hosts ({seen})")
+    best = max(
+        common, key=lambda net: (ipaddress.ip_network(net).version == 4, min(by_net[net].speed for by_net in usable.values()))
+    )
+    names = tuple(dict.fromkeys(by_net[best].name for by_net in usable.values()))
+    left_out = dict.fromkeys(f"{each.name}: {each.why_not()}" for table in tables.values() for each in table if each.why_not())
+    without = f"; not used: {', '.join(left_out)}" if left_out else ""
+    return Choice(names, best, f"{'/'.join(names)}, in the subnet {best} of all {len(tables)} hosts{without}")
+
+
+def check(wanted: Sequence[str], tables: Mapping[str, Sequence[Interface]]) -> Choice:
+    """The user's choice, if every host has one of these interfaces. UsageError with the real ones if not."""
+    for host, table in tables.items():
+        if not any(each.name in wanted for each in table):
+            raise UsageError(f"{host} has no network interface '{', '.join(wanted)}'", f"{host} has {_shown(table)}")
+    return Choice(tuple(wanted), "", "asked for with --nic")
+
+
+def _shown(table: Sequence[Interface]) -> str:
+    return ", ".join(
+        f"{each.name} ({', '.join(each.addresses) or 'no address'}{'' if each.up else ', down'})" for each in table
+    )
