@@ -144,10 +144,14 @@ def _overlay(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Options, 
             else:
                 values[option.name], origins[option.name] = value, origin
             break
-    if "batch_size" in values and "batch_size_per_rank" in values:
-        problems.append(
-            f"batch_size ({origins['batch_size']}) and batch_size_per_rank ({origins['batch_size_per_rank']}) exclude each other"
-        )
+    pair = [name for name in ("batch_size", "batch_size_per_rank") if name in values]
+    if len({origins[name] for name in pair}) < len(pair):
+        problems.append(f"{origins[pair[0]]}: {' and '.join(pair)} exclude each other")
+    elif len(pair) == 2:  # the one from the stronger source replaces the other
+        ranking = [origin for origin, _ in layers]
+        weaker = max(pair, key=lambda name: ranking.index(origins[name]))
+        del values[weaker]
+        origins[weaker] = "default"
     if problems:
         raise UsageError("; ".join(problems), "hvdtrain train --help lists the options and what they take")
     return Options(**values), origins

@@ -16,7 +16,7 @@ class HvdtrainError(Exception):
     on_all_ranks = False
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, hint)  # both: what pickle gives to a copy
         self.message = message
         self.hint = hint
 
@@ -27,9 +27,6 @@ class HvdtrainError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\nHint: {self.hint}" if self.hint else self.message
-
-    def __reduce__(self) -> tuple[type[HvdtrainError], tuple[str, str]]:
-        return type(self), (self.message, self.hint)
 
 
 class UsageError(HvdtrainError):

@@ -52,7 +52,7 @@ HOMES = {
     "keras": {"adapters.keras"},
     "horovod": {"adapters.torch", "adapters.keras", "comm.horovod"},
     "mpi4py": {"comm.mpi"},
-    "tensorboardX": {"loggers.tensorboard"},
+    "tensorboard": {"loggers.tensorboard"},
     "click": {"cli"},
     "rich": {"cli", "loggers.console"},
 }

@@ -160,11 +160,12 @@ def test_values_below_their_minimum_are_refused_wherever_they_come_from(
         _resolve(cli, env, path)
 
 
-def test_the_two_batch_sizes_exclude_each_other_and_say_where_they_are(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"batch_size \(.*my.yaml\) and batch_size_per_rank \(command line\) exclude each other"
-    ):
-        _resolve({"batch_size_per_rank": 8}, {}, _file(tmp_path, "batch_size: 64"))
+def test_the_two_batch_sizes_exclude_each_other_in_one_source_and_the_stronger_source_wins_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="command line: batch_size and batch_size_per_rank exclude each other"):
+        _resolve({"batch_size_per_rank": 8, "batch_size": 16}, {}, None)
+    config = _resolve({"batch_size_per_rank": 8}, {}, _file(tmp_path, "batch_size: 64"))
+    assert (config.options.batch_size, config.options.batch_size_per_rank) == (None, 8)
+    assert (config.origins["batch_size"], config.origins["batch_size_per_rank"]) == ("default", "command line")
 
 
 def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
@@ -177,5 +178,5 @@ def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
         "command line: epochs: must be at least 1, got 0",
         "environment: seed: expected int | None, got 'odd'",
         f"{path}: log_every: expected int, got 'often'",
-        "batch_size (command line) and batch_size_per_rank (command line) exclude each other",
+        "command line: batch_size and batch_size_per_rank exclude each other",
     ]
