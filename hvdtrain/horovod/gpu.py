@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import site
@@ -33,6 +34,7 @@ class GpuFacts:
 
     nvcc: str = ""
     nvcc_version: str = ""
+    cuda_home: str = ""
     nccl_include: str = ""
     nccl_library: str = ""
     nccl_version: str = ""
@@ -84,7 +86,7 @@ def gpu_options(frameworks: Sequence[Framework], facts: GpuFacts, environ: Mappi
     env = {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_NCCL_LINK": "SHARED",
-        "HOROVOD_CUDA_HOME": str(Path(facts.nvcc).parent.parent),
+        "HOROVOD_CUDA_HOME": facts.cuda_home,
         "HOROVOD_BUILD_CUDA_CC_LIST": environ.get("HOROVOD_BUILD_CUDA_CC_LIST", chips(facts.nvcc_version)),
     }
     found = f"GPU options: CUDA {facts.nvcc_version} ({facts.nvcc}), NCCL {facts.nccl_version} ({facts.nccl_library})"
@@ -110,6 +112,7 @@ def look_for_gpu(path: str, environ: Mapping[str, str], site_folders: Sequence[s
     return GpuFacts(
         nvcc=nvcc,
         nvcc_version=parse_nvcc(run([nvcc, "--version"], timeout_s=30).output) if nvcc else "",
+        cuda_home=parse_cuda_home(run([nvcc, "--dryrun", "-x", "cu", "/dev/null"], timeout_s=30).output, nvcc) if nvcc else "",
         nccl_include=include,
         nccl_library=library,
         nccl_version=parse_nccl_header(Path(include, "nccl.h").read_text(errors="replace")) if include else "",
@@ -120,6 +123,12 @@ def parse_nvcc(text: str) -> str:
     """The version from ``nvcc --version``."""
     match = re.search(r"release (\d+\.\d+)", text)
     return match[1] if match else ""
+
+
+def parse_cuda_home(text: str, nvcc: str) -> str:
+    """The toolkit's folder from ``nvcc --dryrun``: the program on PATH may be a wrapper that lies elsewhere."""
+    match = re.search(r"^#\$ TOP=(\S+)$", text, re.MULTILINE)
+    return os.path.normpath(match[1]) if match else str(Path(nvcc).resolve().parent.parent)
 
 
 def parse_nccl_header(text: str) -> str:

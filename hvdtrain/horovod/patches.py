@@ -31,7 +31,11 @@ class SourcePlan:
     frameworks: tuple[str, ...]
     torch_cxx_standard: int = 17
     share_common: bool = False
-    """Both frameworks have the same C++ ABI and neither is built for GPUs, so common objects can serve both."""
+    """The frameworks have the same C++ ABI and the build is not for GPUs, so common objects can serve both."""
+    gpu: bool = False
+    """with GPU options"""
+    torch_cuda: bool = False
+    """the installed PyTorch is a CUDA build"""
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,22 @@ def carry_build_information(text: str, plan: SourcePlan) -> str:
     return _replace(text, "zip_safe=False,", f"zip_safe=False,\n      package_data={{'horovod': ['{BUILD_INFO_FILE}']}},")
 
 
+def look_for_cuda_only_when_asked(text: str, plan: SourcePlan) -> str:
+    """CMake enables CUDA wherever it finds an nvcc, and fails if that does not work, also for a build without GPU options.
+
+    Goes when a Horovod release asks for CUDA only where HOROVOD_GPU_OPERATIONS is set.
+    """
+    return _replace(text, "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)\n", "if(FALSE)\n")
+
+
+def build_torch_without_cuda(text: str, plan: SourcePlan) -> str:
+    """A CUDA build of PyTorch beside an nvcc turns CUDA on by itself; a build without GPU options has to be without.
+
+    Goes together with :func:`look_for_cuda_only_when_asked`.
+    """
+    return _replace(text, "(torch.version.cuda is not None) and (CUDA_HOME is not None)", "False")
+
+
 def find_libraries_relative_to_the_package(text: str, plan: SourcePlan) -> str:
     """CMake writes the build environment's absolute paths into the extensions; a cached wheel serves other environments too.
 
@@ -165,6 +185,8 @@ def _shares(plan: SourcePlan) -> bool:
 CHANGES = (
     Change("CMakeLists.txt", compile_as_cxx17),
     Change("CMakeLists.txt", find_libraries_relative_to_the_package),
+    Change("CMakeLists.txt", look_for_cuda_only_when_asked, lambda plan: not plan.gpu),
+    Change("cmake/Modules/FindPytorch.cmake", build_torch_without_cuda, lambda plan: plan.torch_cuda and not plan.gpu),
     Change("setup.py", build_without_debug_symbols),
     Change("setup.py", fetch_nothing_while_building),
     Change("setup.py", carry_build_information),

@@ -78,8 +78,13 @@ class Plan:
     @property
     def source(self) -> SourcePlan:
         one_abi = len({framework.cxx11_abi for framework in self.frameworks}) == 1
-        no_cuda = not any(framework.cuda for framework in self.frameworks)
-        return SourcePlan(self.names, self.cxx_standard, share_common=one_abi and no_cuda)
+        return SourcePlan(
+            self.names,
+            self.cxx_standard,
+            share_common=one_abi and not self.gpu.enabled,
+            gpu=self.gpu.enabled,
+            torch_cuda=any(framework.cuda for framework in self.frameworks if framework.name == "torch"),
+        )
 
     @property
     def search_folders(self) -> tuple[str, ...]:
@@ -137,6 +142,8 @@ def build_environment(
     env["PYTHONPATH"] = os.pathsep.join([str(tools_folder), *filter(None, [environ.get("PYTHONPATH")])])
     env |= {f"HOROVOD_{'WITH' if name in plan.names else 'WITHOUT'}_{switch}": "1" for name, switch in _SWITCHES.items()}
     env |= {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1", "HOROVOD_CMAKE": cmake, "MAKEFLAGS": f"-j{plan.jobs}"}
+    if not plan.gpu.enabled:
+        env.pop("HOROVOD_CUDA_HOME", None)
     env |= plan.gpu.env
     if plan.gpu.links:
         env["HOROVOD_NCCL_HOME"] = str(nccl_home)

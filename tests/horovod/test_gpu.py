@@ -7,14 +7,21 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.horovod.frameworks import Framework
-from hvdtrain.horovod.gpu import GpuFacts, chips, gpu_options, look_for_gpu, parse_nccl_header, parse_nvcc
+from hvdtrain.horovod.gpu import GpuFacts, chips, gpu_options, look_for_gpu, parse_cuda_home, parse_nccl_header, parse_nvcc
 
 TORCH_CPU = Framework("torch", "2.13.0+cpu")
 TORCH_CUDA = Framework("torch", "2.14.1", cuda="13.0")
 TENSORFLOW_CPU = Framework("tensorflow", "2.21.0")
 TENSORFLOW_CUDA = Framework("tensorflow", "2.21.0", cuda="13.0")
 NVCC = GpuFacts(nvcc="/usr/local/cuda/bin/nvcc", nvcc_version="13.0")
-ALL = GpuFacts("/usr/local/cuda/bin/nvcc", "13.0", "/env/nvidia/nccl/include", "/env/nvidia/nccl/lib/libnccl.so.2", "2.27.7")
+ALL = GpuFacts(
+    "/usr/local/bin/nvcc",
+    "13.0",
+    "/usr/local/cuda-13.0",
+    "/env/nvidia/nccl/include",
+    "/env/nvidia/nccl/lib/libnccl.so.2",
+    "2.27.7",
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +30,7 @@ ALL = GpuFacts("/usr/local/cuda/bin/nvcc", "13.0", "/env/nvidia/nccl/include", "
         ([TORCH_CPU], ALL, "CPU builds"),
         ([TORCH_CUDA], GpuFacts(), "no nvcc of CUDA 13.0 (conda install cuda-nvcc=13.0"),
         ([TORCH_CUDA], NVCC, "no NCCL (pip install nvidia-nccl-cu13"),
-        ([TORCH_CUDA], GpuFacts("/c/bin/nvcc", "12.4", "/i", "/l"), "nvcc is of CUDA 12.4"),
+        ([TORCH_CUDA], GpuFacts("/c/bin/nvcc", "12.4", "/c", "/i", "/l"), "nvcc is of CUDA 12.4"),
         ([TORCH_CUDA, TENSORFLOW_CPU], ALL, "tensorflow 2.21.0 (CPU) is a CPU build beside torch 2.14.1 (CUDA 13.0)"),
         ([TORCH_CPU, TENSORFLOW_CUDA], ALL, "torch 2.13.0+cpu (CPU) is a CPU build"),
     ],
@@ -41,7 +48,7 @@ def test_with_all_that_is_needed_they_are_on() -> None:
     assert options.env == {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_NCCL_LINK": "SHARED",
-        "HOROVOD_CUDA_HOME": "/usr/local/cuda",
+        "HOROVOD_CUDA_HOME": "/usr/local/cuda-13.0",
         "HOROVOD_BUILD_CUDA_CC_LIST": "75,80,90",
     }
     assert options.links == {"include": "/env/nvidia/nccl/include", "lib/libnccl.so": "/env/nvidia/nccl/lib/libnccl.so.2"}
@@ -73,7 +80,13 @@ def test_it_finds_the_package_indexs_nccl_and_the_named_nvcc(tmp_path: Path) -> 
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.48'\n")
     nvcc.chmod(0o755)
     facts = look_for_gpu("/nowhere", {"HOROVOD_CUDA_HOME": str(cuda)}, [str(tmp_path / "site")])
-    assert facts == GpuFacts(str(nvcc), "13.0", str(nccl / "include"), str(nccl / "lib" / "libnccl.so.2"), "2.27.7")
+    assert facts == GpuFacts(str(nvcc), "13.0", str(cuda), str(nccl / "include"), str(nccl / "lib" / "libnccl.so.2"), "2.27.7")
+
+
+def test_the_toolkit_of_a_wrapper_is_where_nvcc_says() -> None:
+    said = "#$ _NVVM_BRANCH_=nvvm\n#$ TOP=/usr/local/cuda-13.0/bin/..\n#$ NVVMIR_LIBRARY_DIR=x\n"
+    assert parse_cuda_home(said, "/usr/local/bin/nvcc") == "/usr/local/cuda-13.0"
+    assert parse_cuda_home("", "/c/bin/nvcc") == "/c"
 
 
 def test_parsers_of_unknown_text() -> None:

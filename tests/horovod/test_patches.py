@@ -10,7 +10,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import patches
 from hvdtrain.horovod.patches import CHANGES, SourcePlan, apply_changes, changes_digest, changes_for
 
-BOTH = SourcePlan(("torch", "tensorflow"), torch_cxx_standard=17, share_common=True)
+BOTH = SourcePlan(("torch", "tensorflow"), torch_cxx_standard=17, share_common=True, torch_cuda=True)
 
 SOURCE = {
     "CMakeLists.txt": """cmake_minimum_required(VERSION 3.13 FATAL_ERROR)
@@ -18,6 +18,14 @@ project(horovod CXX)
 
 set(CMAKE_CXX_STANDARD 14)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+    find_package(CUDAToolkit)
+endif()
+""",
+    "cmake/Modules/FindPytorch.cmake": """\
+execute_process(COMMAND ${PY_EXE} -c "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)"
 """,
     "setup.py": """        config = 'Debug' if self.debug or os.environ.get('HOROVOD_DEBUG') == "1" else 'RelWithDebInfo'
       setup_requires=require_list if is_build_action() else [],
@@ -61,6 +69,7 @@ def test_all_changes_apply_once_to_the_released_text(source: Path) -> None:
     assert len(apply_changes(source, BOTH)) == len(CHANGES)
     top = (source / "CMakeLists.txt").read_text()
     assert "set(CMAKE_CXX_STANDARD 17)" in top
+    assert "check_language" not in top
     assert 'set(CMAKE_INSTALL_RPATH "$ENV{HVDTRAIN_RPATH}")' in top
     tensorflow = (source / "horovod/tensorflow/CMakeLists.txt").read_text()
     assert "xla_mpi_ops.cc" not in tensorflow
@@ -105,8 +114,10 @@ def test_torch_gets_the_standard_that_it_needs() -> None:
         (SourcePlan(("torch",), share_common=True), {"compile_common_once", "use_common_objects"}),
         (SourcePlan(("tensorflow",)), {"compile_torch_as_it_needs", "use_common_objects"}),
         (SourcePlan(("torch", "tensorflow"), share_common=False), {"compile_common_once", "use_common_objects"}),
+        (SourcePlan(("torch",), gpu=True, torch_cuda=True), {"look_for_cuda_only_when_asked", "build_torch_without_cuda"}),
+        (SourcePlan(("torch",)), {"build_torch_without_cuda"}),
     ],
-    ids=["torch", "torch-alone-shares-nothing", "tensorflow", "two-abis"],
+    ids=["torch", "torch-alone-shares-nothing", "tensorflow", "two-abis", "gpu", "cpu"],
 )
 def test_only_the_needed_changes_are_made(plan: SourcePlan, absent: set[str]) -> None:
     assert absent.isdisjoint(change.name for change in changes_for(plan))

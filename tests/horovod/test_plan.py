@@ -91,9 +91,16 @@ def test_compiler_variables_are_the_ones_that_change_the_result() -> None:
     assert compiler_variables({"CXXFLAGS": "-O1", "HOME": "/root", "LDFLAGS": ""}) == {"CXXFLAGS": "-O1"}
 
 
-def test_a_cuda_build_of_torch_does_not_share_common_objects() -> None:
+def test_common_objects_are_shared_by_one_abi_without_gpus() -> None:
     assert PLAN.source.share_common
-    assert not replace(PLAN, frameworks=(replace(TORCH, cuda="13.0"), TENSORFLOW)).source.share_common
+    assert not replace(PLAN, gpu=GpuOptions({"HOROVOD_GPU_OPERATIONS": "NCCL"})).source.share_common
+    assert not replace(PLAN, frameworks=(replace(TORCH, cxx11_abi=False), TENSORFLOW)).source.share_common
+
+
+def test_a_build_without_gpu_options_does_not_see_the_cuda_toolkit() -> None:
+    base = {"PATH": "/usr/bin", "HOROVOD_CUDA_HOME": "/c"}
+    env = build_environment(PLAN, base, path="/b", tools_folder=Path("/t"), nccl_home=Path("/n"), cmake="cmake")
+    assert "HOROVOD_CUDA_HOME" not in env
 
 
 def test_the_record_in_the_wheel_says_what_it_was_built_for() -> None:
