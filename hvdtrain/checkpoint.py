@@ -37,7 +37,7 @@ class Checkpoint:
 
     path: Path
     state: TrainState
-    #: what the run that wrote it said of its data: seed, samples, batch size
+    #: what the run that wrote it said of its data: number of samples, seed, whether they are shuffled
     data: dict[str, Any]
 
 
@@ -57,7 +57,7 @@ def save(root: Path, state: TrainState, data: dict[str, Any], adapter: Adapter, 
 def resume(where: Path, adapter: Adapter, comm: Communicator, *, required: bool = False) -> Checkpoint | None:
     """Collective. Load the newest whole checkpoint at ``where`` on every rank: a run, its ``checkpoints``, or one of them.
 
-    The primary alone looks at the file system and reads; the others get its choice and its state. DamagedError checkpoints
+    The primary alone looks at the file system and reads; the others get its choice and its state. Damaged checkpoints
     are passed over with a warning.
 
     Returns:
@@ -100,6 +100,20 @@ def refuse_old(root: Path, comm: Communicator) -> None:
             )
 
     agree(comm, look, name="checkpoint/none")
+
+
+def refuse_newer(root: Path, step: int, comm: Communicator) -> None:
+    """Collective. Raise UsageError if ``root`` holds a whole checkpoint after ``step``: the next run would resume that one."""
+
+    def look() -> None:
+        newest = latest(root)
+        if newest is not None and newest.state.step > step:
+            raise UsageError(
+                f"{root} holds {newest.path.name}, which is newer than the checkpoint to resume (step {step})",
+                "use another --run-dir, or remove the newer checkpoints",
+            )
+
+    agree(comm, look, name="checkpoint/newer")
 
 
 def agree(comm: Communicator, decide: Callable[[], T], *, name: str) -> T:
@@ -150,8 +164,8 @@ def _write(root: Path, state: TrainState, data: dict[str, Any], adapter: Adapter
         _write_text(part / "state.json", json.dumps({"state": state.to_json(), "data": data}))
         files = sorted(file for file in part.rglob("*") if file.is_file())
         manifest = {str(file.relative_to(part)): {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files}
-        for file in files:
-            _fsync(file)
+        for entry in part.rglob("*"):  # the directories too: they hold the names
+            _fsync(entry)
         _write_text(part / "manifest.json", json.dumps({"files": manifest}, indent=1))
         _fsync(part)
         if path.exists():  # the same step saved again, after a resume from an older checkpoint
@@ -162,7 +176,7 @@ def _write(root: Path, state: TrainState, data: dict[str, Any], adapter: Adapter
         size = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
         shutil.rmtree(part, ignore_errors=True)
         raise _not_written(path, error, size) from error
-    _prune(root, keep)
+    _prune(root, state.step, keep)
     return path
 
 
@@ -178,9 +192,12 @@ def _not_written(path: Path, error: Exception, written: int) -> HvdtrainError:
     return HvdtrainError(message, hint)
 
 
-def _prune(root: Path, keep: int) -> None:
-    for path in sorted(_steps(root), key=_step)[:-keep]:
+def _prune(root: Path, step: int, keep: int) -> None:
+    """Remove all but the newest ``keep`` up to ``step``. What lies beyond, damaged or not, must not push these out."""
+    for path in sorted((path for path in _steps(root) if _step(path) <= step), key=_step)[:-keep]:
         _remove(path)
+    for rest in root.glob(f"{_PART}*"):  # of a writer that was killed
+        shutil.rmtree(rest, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

@@ -36,7 +36,7 @@ class Summary:
     steps: int
     epochs: int
     samples: int
-    #: over the steps alone, without the first (which traces and connects), evaluations and checkpoints
+    #: over loading and updating, without the first step (which traces and connects), evaluations and checkpoints
     samples_per_s: float
     valid: Mapping[str, float]
     stopped: str
@@ -44,17 +44,16 @@ class Summary:
 
 
 class Trainer:
-    """Trains one recipe on the ranks of ``comm``. Every rank makes one and calls ``fit``.
+    """Trains one recipe on the ranks of ``comm``. Every rank makes one and calls ``prepare``, then ``fit``.
 
     Args:
         recipe: what to train; options override its batch size, epochs and seed.
         comm: connects the ranks.
         options: how often to log, evaluate and save; where to resume.
         run_dir: where checkpoints go; None saves none.
-        loggers: called on the primary only, with reduced figures.
 
     Raises:
-        HvdtrainError: ranks disagree about the run, or what is asked for cannot be.
+        UsageError: the data is none that can be trained on, or there is none.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class Trainer:
         *,
         options: Options | None = None,
         run_dir: RunDir | None = None,
-        loggers: Sequence[Logger] = (),
     ) -> None:
         self.options = options or Options()
         self.recipe = _with_options(recipe, self.options, comm.world.size)
-        self.comm, self.run_dir, self.loggers = comm, run_dir, loggers
+        self.comm, self.run_dir = comm, run_dir
+        self.loggers: Sequence[Logger] = ()
         self.adapter = recipe.adapter
         self.callbacks: tuple[Callback, ...] = recipe.callbacks
         self.state = TrainState()
@@ -83,9 +82,8 @@ class Trainer:
         self._values: Mapping[str, float] = {}
         self._stopped = ""
         self._pending: list[str] = []  # this rank's reasons to stop, until the next vote
-        self._window, self._clock = _Window(), _Clock()
-        self.adapter.setup(comm)
-        self._check_agreement()
+        self._window: Means = {}  # of the steps since the last log line
+        self._clock = _Clock()
 
     @property
     def total_steps(self) -> int:
@@ -94,10 +92,16 @@ class Trainer:
         if self.state.epoch < self.recipe.epochs:
             this_epoch = -(-(self.sampler.num_samples - self.state.position) // self.sampler.batch_size)
             left = this_epoch + (self.recipe.epochs - self.state.epoch - 1) * self.sampler.steps_per_epoch
-        return min(self.state.step + left, self.options.max_steps or sys.maxsize)
+        return max(self.state.step, min(self.state.step + left, self._max_steps))
 
     def prepare(self) -> TrainState:
-        """Collective. Resume where the options say, or else make all ranks start from the primary's weights."""
+        """Collective. Resume where the options say, or else make all ranks start from the primary's weights.
+
+        Raises:
+            HvdtrainError: Horovod is missing, the ranks disagree about the run, or there is nothing to resume that fits.
+        """
+        self.adapter.setup(self.comm)
+        self._check_agreement()
         self.phase = "looking for a checkpoint"
         found = self._resume()
         if found is not None:
@@ -107,8 +111,12 @@ class Trainer:
             self.adapter.sync()
         return self.state
 
-    def fit(self) -> Summary:
-        """Collective. Train to the end, or until a rank's callback asks to stop."""
+    def fit(self, loggers: Sequence[Logger] = ()) -> Summary:
+        """Collective. Train to the end, or until a rank's callback asks to stop.
+
+        ``loggers`` are called on the primary only, with figures that are reduced over all ranks.
+        """
+        self.loggers = loggers
         for callback in self.callbacks:
             callback.on_start(self.state)
         for batch in self._batches():
@@ -159,12 +167,16 @@ class Trainer:
         return self._values
 
     @property
+    def _max_steps(self) -> int:
+        return self.options.max_steps or sys.maxsize
+
+    @property
     def _epoch_done(self) -> bool:
         return self.state.position == 0
 
     @property
     def _ended(self) -> bool:
-        return bool(self._stopped) or self.state.step == self.options.max_steps or self.state.epoch >= self.recipe.epochs
+        return bool(self._stopped) or self.state.step >= self._max_steps or self.state.epoch >= self.recipe.epochs
 
     def _due(self, every: int | None) -> bool:
         return self._epoch_done if every is None else self.state.step % every == 0
@@ -180,8 +192,8 @@ class Trainer:
         self.phase = "training step"
         rate = None if self.lr is None else self.lr(self.state.step)
         means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight)
-        self._window.add(means, batch.slice.global_count)
-        self._clock.stop(batch.slice.global_count)
+        self._window = metrics.merge(self._window, means)
+        self._clock.lap(batch.slice.global_count)
         self.state = self.state.after(batch.slice.global_count)
         if self.state.position >= self.sampler.num_samples:
             self.state = self.state.next_epoch()
@@ -190,13 +202,14 @@ class Trainer:
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
         self.phase = "metrics reduction"
-        window, self._window = self._window, _Window()
-        means = self._reduce({**window.means, _VOTES: Mean(float(len(self._pending)), 1)}, "metrics/train")
+        window, self._window = self._window, {}
+        means = self._reduce({**window, _VOTES: Mean(float(len(self._pending)), 1)}, "metrics/train")
+        self._clock.lap()  # reading the figures waits for the device, which may be many steps behind
         votes = means.pop(_VOTES)
         values = metrics.values(means, "train/")
         if self.lr is not None:
             values["train/lr"] = self.lr(self.state.step - 1)
-        values["speed/samples_per_s"] = window.samples_per_s
+        values["speed/samples_per_s"] = self._clock.end_window()
         self._tell(values)
         self._vote(votes)
 
@@ -233,6 +246,8 @@ class Trainer:
             found = checkpoint.resume(own, self.adapter, self.comm) if own else None
         else:
             found = checkpoint.resume(Path(wanted), self.adapter, self.comm, required=True)
+            if own is not None and found is not None:
+                checkpoint.refuse_newer(own, found.state.step, self.comm)
         if found is not None and found.data != self._data():
             raise UsageError(
                 f"{found.path} was saved on other data: {_different(found.data, self._data())}",
@@ -251,6 +266,7 @@ class Trainer:
             **self._data(),
             "batch_size": self.recipe.batch_size,
             "epochs": self.recipe.epochs,
+            "first lr": None if self.lr is None else self.lr(0),
             "valid samples": 0 if self.valid is None else len(self.valid),
             "options": repr(replace(self.options, run_dir=None)),
         }
@@ -263,45 +279,49 @@ class Trainer:
                 ).everywhere()
 
 
-class _Window:
-    """The steps since the last log line."""
-
-    def __init__(self) -> None:
-        self.means: Means = {}
-        self._samples = 0
-        self._started = time.perf_counter()
-
-    def add(self, means: Means, samples: int) -> None:
-        self.means = metrics.merge(self.means, means)
-        self._samples += samples
-
-    @property
-    def samples_per_s(self) -> float:
-        return self._samples / max(time.perf_counter() - self._started, 1e-9)
-
-
 class _Clock:
-    """Samples and time of loading and updating, without the first step, evaluations and checkpoints."""
+    """Samples and the time of loading and updating them; evaluations and checkpoints lie between the laps."""
 
     def __init__(self) -> None:
-        self._steps = self._samples = 0
-        self._seconds = 0.0
+        self._run, self._window = _Stretch(), _Stretch()
+        self._is_first = True
         self.mark()
 
     def mark(self) -> None:
-        """The next step begins to load."""
+        """The next lap begins."""
         self._marked = time.perf_counter()
 
-    def stop(self, samples: int) -> None:
-        """The step is done."""
-        self._steps += 1
-        if self._steps > 1:
-            self._seconds += time.perf_counter() - self._marked
-            self._samples += samples
+    def lap(self, samples: int = 0) -> None:
+        """A lap ends, in which ``samples`` samples were done, and the next one begins."""
+        now = time.perf_counter()
+        self._window.add(samples, now - self._marked)
+        if not self._is_first:
+            self._run.add(samples, now - self._marked)
+        self._is_first, self._marked = False, now
+
+    def end_window(self) -> float:
+        """Samples a second since the last window; the next one begins."""
+        window, self._window = self._window, _Stretch()
+        return window.samples_per_s
 
     @property
     def samples_per_s(self) -> float:
-        return self._samples / self._seconds if self._seconds else 0.0
+        """Over the whole run without its first lap."""
+        return self._run.samples_per_s
+
+
+@dataclass
+class _Stretch:
+    samples: int = 0
+    seconds: float = 0.0
+
+    def add(self, samples: int, seconds: float) -> None:
+        self.samples += samples
+        self.seconds += seconds
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
 
 
 def _with_options(recipe: Recipe, options: Options, ranks: int) -> Recipe:

@@ -69,9 +69,12 @@ def guard(body: Callable[[Rank], None]) -> int:
     except BaseException as error:
         if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
             return error.exit_code  # the primary speaks for all
-        code = _last_words(rank, error)
-        if rank.comm is not None and not getattr(error, "on_all_ranks", False):
-            rank.comm.abort(code)
+        code = 1
+        try:
+            code = _last_words(rank, error)
+        finally:  # even if nobody can be told: the others wait for this rank
+            if rank.comm is not None and not getattr(error, "on_all_ranks", False):
+                rank.comm.abort(code)
         return code
     if rank.comm is not None:
         rank.comm.close()
@@ -90,16 +93,16 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     rank.world = rank.comm.world
     path = rank.comm.broadcast(config.options.run_dir or default_run_dir(config.recipe), name="run directory")
     rank.run_dir = RunDir(Path(path))
-    loggers: list[Logger] = []
     rank.phase = "setting up"
-    rank.trainer = trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir, loggers=loggers)
+    rank.trainer = trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir)
     resumed = trainer.prepare()
+    loggers: list[Logger] = []
     if rank.world.is_primary:
         _describe(rank.run_dir, config, rank.world)
         _greet(trainer, rank.run_dir)
-        loggers += _loggers(trainer, rank.run_dir)
+        loggers = _loggers(trainer, rank.run_dir)
     try:
-        summary = trainer.fit()
+        summary = trainer.fit(loggers)
     finally:
         for logger in loggers:
             logger.close()
@@ -239,6 +242,8 @@ def _last_words(rank: Rank, error: BaseException) -> int:
                     "exit_code": code,
                 },
             )
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()  # what the recipe printed: an abort runs no exit handler
     who = f"rank {rank.world.rank} on {host}, {rank.where}: " if rank.world.size > 1 else ""
     if not known and not isinstance(error, KeyboardInterrupt):
         sys.stderr.write(trace)

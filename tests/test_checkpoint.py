@@ -54,6 +54,19 @@ def test_the_newest_are_kept(tmp_path, adapter, keep, left):
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
 
 
+def test_a_newer_damaged_checkpoint_does_not_push_out_the_good_ones(tmp_path, adapter):
+    save(tmp_path, 4, adapter)
+    DAMAGES["a byte flipped"](save(tmp_path, 8, adapter))
+    save(tmp_path, 6, adapter, keep=1)
+    assert checkpoint.latest(tmp_path).state.step == 6
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_checkpoint(tmp_path, adapter):
+    (tmp_path / ".part-step-00000003" / "model").mkdir(parents=True)
+    save(tmp_path, 4, adapter)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
 def flip_a_byte(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -130,12 +130,13 @@ def test_each_example_runs_with_plain_python(in_tmp, example):
 
 
 def test_help_is_there_in_under_150_ms():
-    """The best of ten, so that a busy machine does not fail it."""
+    """Processor time, the best of ten, so that a busy machine does not fail it."""
 
     def seconds() -> float:
-        started = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-m", "hvdtrain", "--help"], check=True, capture_output=True)
-        return time.perf_counter() - started
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
 
     assert min(seconds() for _ in range(10)) < 0.15
 

@@ -30,7 +30,11 @@ def _file(folder: Path, text: str) -> Path:
 SOURCES = ("command line", "environment", "file", "default")
 
 
-@pytest.mark.parametrize("given", [set(some) for n in range(4) for some in itertools.combinations(SOURCES[:3], n)], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [set(some) for n in range(4) for some in itertools.combinations(SOURCES[:3], n)],
+    ids=lambda given: "+".join(sorted(given)),
+)
 def test_the_nearest_source_wins_and_is_named(tmp_path: Path, given: set[str]) -> None:
     path = _file(tmp_path, "log_every: 3" if "file" in given else "")
     config = _resolve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain import lr
+from hvdtrain.adapters.linear import LinearAdapter
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.config import Options
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -43,10 +45,9 @@ def fit(recipe: hvdtrain.Recipe | None = None, run_dir: Path | None = None, **op
         LocalCommunicator(World()),
         options=Options(**options),
         run_dir=RunDir(run_dir) if run_dir else None,
-        loggers=[lines],
     )
     trainer.prepare()
-    return trainer.fit(), trainer, lines
+    return trainer.fit([lines]), trainer, lines
 
 
 def test_it_trains_every_epoch_to_its_end_and_reports_what_was_done():
@@ -74,6 +75,40 @@ def test_evaluation_and_checkpoints_come_when_they_are_due(tmp_path):
     assert [path.name[-2:] for path in sorted((tmp_path / "checkpoints").iterdir())] == ["12", "24", "32"]
 
 
+def test_the_speed_counts_the_wait_for_figures_and_leaves_evaluations_out():
+    class Late:
+        """A figure that its device has not finished yet, as a tensor on a GPU is."""
+
+        def __add__(self, other: object) -> Late:
+            return self
+
+        __radd__ = __add__
+
+        def __float__(self) -> float:
+            time.sleep(0.1)
+            return 1.0
+
+    class SlowToEvaluate(LinearAdapter):
+        late = False
+
+        def train_step(self, batch, *, lr, weight):
+            means = super().train_step(batch, lr=lr, weight=weight)
+            return {"loss": hvdtrain.Mean(Late(), len(batch[1]))} if self.late else means
+
+        def eval_step(self, batch):
+            time.sleep(0.25)
+            return super().eval_step(batch)
+
+    adapter = SlowToEvaluate(recipes.FEATURES, recipes.CLASSES)
+    summary, _, lines = fit(replace(recipes.linear(), adapter=adapter), log_every=8)
+    speeds = [values["speed/samples_per_s"] for _, values in lines.lines if "train/loss" in values]
+    assert min(*speeds, summary.samples_per_s) > 8 * 64 / 0.25
+    adapter.late = True
+    summary, _, lines = fit(replace(recipes.linear(), adapter=adapter), log_every=8)
+    speeds = [values["speed/samples_per_s"] for _, values in lines.lines if "train/loss" in values]
+    assert max(*speeds, summary.samples_per_s) < 8 * 64 / 0.1
+
+
 def test_evaluation_counts_every_sample_once():
     recipe = recipes.linear()
     _, trainer, _ = fit(recipe, max_steps=3)
@@ -87,6 +122,7 @@ def test_the_logged_training_loss_is_the_mean_over_the_samples_of_the_window():
     _, _, lines = fit(recipe, log_every=16, max_steps=16)
     other = recipes.linear()
     check = Trainer(other, LocalCommunicator(World()))
+    check.prepare()
     total = count = 0.0
     for batch in check.loader.epoch(0):
         mean = other.adapter.train_step(batch.data, lr=None, weight=1.0)["loss"]
@@ -117,6 +153,20 @@ def test_a_finished_run_that_is_started_again_trains_nothing_and_loses_nothing(t
     again = fit(run_dir=tmp_path)[0]
     assert (again.steps, again.valid) == (first.steps, first.valid)
     assert fit(run_dir=tmp_path, epochs=3)[0].steps == 48
+
+
+def test_resuming_beyond_the_last_step_asked_for_trains_nothing(tmp_path):
+    fit(run_dir=tmp_path, max_steps=9)
+    summary, trainer, _ = fit(run_dir=tmp_path, max_steps=5)
+    assert (summary.steps, trainer.total_steps) == (9, 9)
+
+
+def test_resuming_an_older_checkpoint_beside_newer_ones_is_refused(tmp_path):
+    fit(run_dir=tmp_path / "a", max_steps=9, save_every=3)
+    older = str(tmp_path / "a/checkpoints/step-00000003")
+    with pytest.raises(UsageError, match="holds step-00000009, which is newer than the checkpoint to resume"):
+        fit(run_dir=tmp_path / "a", resume=older)
+    assert fit(run_dir=tmp_path / "b", resume=older, max_steps=5)[0].steps == 5
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
@@ -189,4 +239,4 @@ def test_ranks_that_are_set_up_otherwise_are_told_apart():
             return [value, {**value, "seed": 99, "samples": 12}]
 
     with pytest.raises(HvdtrainError, match="rank 1 is set up otherwise than rank 0: samples 12 instead of 1003, seed 99"):
-        Trainer(recipes.linear(), Disagreeing(World()))
+        Trainer(recipes.linear(), Disagreeing(World())).prepare()

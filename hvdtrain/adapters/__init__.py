@@ -53,6 +53,15 @@ class Adapter(Protocol):
         """Read what ``save`` wrote."""
 
 
+def refuse_sum(loss: object) -> None:
+    """Raise UsageError for a loss object that says it sums over the samples: its gradient would grow with a rank's part."""
+    if getattr(loss, "reduction", None) == "sum":
+        raise UsageError(
+            f"the loss {type(loss).__name__} sums over the samples (reduction='sum'), it must be their mean",
+            "leave reduction at its default",
+        )
+
+
 def batch_pair(batch: Any) -> tuple[Any, Any, int]:
     """Inputs, targets and the number of samples of a batch ``(inputs, targets)``.
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.adapters import batch_pair
+from hvdtrain.adapters import batch_pair, refuse_sum
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod import require
@@ -30,7 +30,7 @@ class KerasAdapter:
     Args:
         model: a built model (with an ``Input``).
         optimizer: a Keras optimizer or its name.
-        loss: a Keras loss (an object, a function of (targets, outputs), or a name); the mean over the samples counts.
+        loss: a Keras loss (an object, a function of (targets, outputs), or a name): a value a sample, or their mean.
         metrics: functions of (targets, outputs) by name, for example ``keras.metrics.sparse_categorical_accuracy``.
     """
 
@@ -50,6 +50,7 @@ class KerasAdapter:
         self.optimizer = keras.optimizers.get(optimizer)
         self.optimizer.build(model.trainable_variables)
         self._loss: Figure = keras.losses.get(loss)
+        refuse_sum(self._loss)
         self.figures = {"loss": self._loss, **(metrics or {})}
         self.owns_state = True
         self._reduce: Callable[[list[Any]], list[Any]] = list
@@ -116,7 +117,7 @@ class KerasAdapter:
         def learn() -> tuple[list[Any], list[Any]]:
             with tf.GradientTape() as tape:
                 outputs = self.model(inputs, training=True)
-                loss = self._loss(targets, outputs)
+                loss = tf.reduce_mean(self._loss(targets, outputs))  # a loss given as a function has a value a sample
                 if self.model.losses:  # regularisation: the weights of all ranks add up to 1, so it counts once
                     loss += tf.add_n([tf.cast(term, loss.dtype) for term in self.model.losses])
                 weighted = loss * tf.cast(weight, loss.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.adapters import batch_pair
+from hvdtrain.adapters import batch_pair, refuse_sum
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod import require
@@ -27,6 +27,9 @@ class TorchAdapter:
         optimizer: over the model's parameters. It stays as it is; its state goes into checkpoints.
         loss: ``loss(output, target)``, a scalar that is the mean over the samples.
         metrics: more figures of (output, target), by name, each the mean over the samples.
+
+    Raises:
+        UsageError: the loss sums, or the optimizer updates parameters that are not the model's.
     """
 
     framework = "torch"
@@ -43,6 +46,14 @@ class TorchAdapter:
         self.figures = {"loss": loss, **(metrics or {})}
         self.device = torch.device("cpu")
         self.owns_state = True
+        refuse_sum(loss)
+        own = {id(parameter) for parameter in model.parameters()}
+        foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+        if foreign:
+            raise UsageError(
+                f"the optimizer updates {foreign} parameters that are not the model's: they would be neither averaged nor saved",
+                "make them part of the model, for example in a torch.nn.ModuleDict or a module that holds both",
+            )
         base = optimizer.param_groups[0]["lr"]
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
@@ -53,7 +64,9 @@ class TorchAdapter:
         self.owns_state = comm.world.is_primary
         if torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
-            self.model.to(self.device)
+            for module in (self.model, *self.figures.values()):  # a loss may hold tensors too: class weights
+                if isinstance(module, torch.nn.Module):
+                    module.to(self.device)
         if comm.world.size > 1:
             require("torch")
             import horovod.torch as hvd
@@ -75,11 +88,11 @@ class TorchAdapter:
         mine = self._comm.world.rank == root
         tensors: list[torch.Tensor] = []
         state = self._state() if mine else None
-        shapes = _map_tensors(state, lambda tensor: _Shape(tuple(tensor.shape), tensor.dtype), torch.Tensor)
-        shapes = self._comm.broadcast(shapes, name="state/shapes", root=root)
+        shapes = self._comm.broadcast(_map_tensors(state, _Shape.of, torch.Tensor), name="state/shapes", root=root)
         if state is None:
-            state = _map_tensors(shapes, lambda shape: torch.empty(shape.size, dtype=shape.dtype, device=self.device), _Shape)
-        _map_tensors(state, tensors.append, torch.Tensor)
+            state = _map_tensors(shapes, lambda shape: shape.empty(self.device), _Shape)
+        # Horovod sends memory as it lies, and refuses any other layout than this one.
+        _map_tensors(state, lambda tensor: tensors.append(tensor.contiguous()), torch.Tensor)
         handles = [
             self._hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)
         ]
@@ -122,7 +135,7 @@ class TorchAdapter:
         torch.save(self._state(), directory / "torch.pt")
 
     def load(self, directory: Path) -> None:
-        self._set_state(torch.load(directory / "torch.pt", map_location=self.device, weights_only=True))
+        self._set_state(torch.load(directory / "torch.pt", map_location="cpu", weights_only=True))
 
     def _state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -148,7 +161,7 @@ class TorchAdapter:
             return {name: self._tensors(array) for name, array in arrays.items()}
         if isinstance(arrays, tuple):
             return tuple(self._tensors(array) for array in arrays)
-        return torch.from_numpy(arrays).to(self.device)
+        return torch.as_tensor(arrays, device=self.device)
 
     def _means(self, output: Any, target: Any, count: int, known: Mapping[str, torch.Tensor]) -> Means:
         if not count:
@@ -165,6 +178,15 @@ class _Shape:
 
     size: tuple[int, ...]
     dtype: torch.dtype
+    #: counters of an optimizer stay in host memory
+    on_host: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Shape:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type == "cpu")
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        return torch.empty(self.size, dtype=self.dtype, device="cpu" if self.on_host else device)
 
 
 def _map_tensors(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:

@@ -107,6 +107,48 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(make, tmp_path):
     assert losses(copy) == losses(original)
 
 
+def test_a_loss_that_sums_over_the_samples_is_refused():
+    torch, keras = pytest.importorskip("torch"), pytest.importorskip("keras")
+    from hvdtrain.adapters.keras import KerasAdapter
+    from hvdtrain.adapters.torch import TorchAdapter
+
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(UsageError, match="sums over the samples"):
+        TorchAdapter(model, torch.optim.SGD(model.parameters(), 0.1), loss=torch.nn.CrossEntropyLoss(reduction="sum"))
+    with pytest.raises(UsageError, match="sums over the samples"):
+        KerasAdapter(
+            keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]),
+            "sgd",
+            loss=keras.losses.MeanSquaredError(reduction="sum"),
+        )
+
+
+def test_a_keras_loss_is_the_same_as_an_object_a_function_and_a_name():
+    keras = pytest.importorskip("keras")
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    def after_a_step(loss) -> np.ndarray:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((recipes.FEATURES,)), keras.layers.Dense(recipes.CLASSES, activation="softmax")])
+        adapter = KerasAdapter(model, keras.optimizers.SGD(0.1), loss=loss)
+        adapter.setup(LocalCommunicator(World()))
+        adapter.train_step(batch(16), lr=None, weight=1.0)
+        return model.trainable_variables[0].numpy()
+
+    whole = after_a_step(keras.losses.SparseCategoricalCrossentropy())
+    for loss in (keras.losses.sparse_categorical_crossentropy, "sparse_categorical_crossentropy"):
+        assert np.allclose(after_a_step(loss), whole, rtol=1e-6)
+
+
+def test_parameters_that_only_the_optimizer_knows_are_refused():
+    torch = pytest.importorskip("torch")
+    from hvdtrain.adapters.torch import TorchAdapter
+
+    model, margin = torch.nn.Linear(3, 2), torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(UsageError, match="updates 1 parameters that are not the model's"):
+        TorchAdapter(model, torch.optim.SGD([*model.parameters(), margin], 0.1), loss=torch.nn.functional.cross_entropy)
+
+
 def test_a_batch_that_is_no_pair_is_refused(make):
     with pytest.raises(UsageError, match=r"\(inputs, targets\)"):
         make().train_step((*batch(4), 1), lr=None, weight=1.0)

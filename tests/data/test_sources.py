@@ -143,7 +143,6 @@ def test_a_take_of_another_meaning_is_not_called() -> None:
         ((X[:0], Y[:0]), "the data source has no sample"),
         (Items(lambda i: i, length=0), "the data source has no sample"),
     ],
-    ids=str,
 )
 def test_what_is_no_data_is_refused(data: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
