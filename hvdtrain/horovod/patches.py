@@ -34,8 +34,6 @@ class SourcePlan:
     """The frameworks have the same C++ ABI and the build is not for GPUs, so common objects can serve both."""
     gpu: bool = False
     """with GPU options"""
-    torch_cuda: bool = False
-    """the installed PyTorch is a CUDA build"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,15 @@ def _replace(text: str, old: str, new: str) -> str:
     if old not in text:
         raise ChangeError(f"the text to replace is not there: {old.splitlines()[0]!r}")
     return text.replace(old, new)
+
+
+def _replace_from(text: str, begin: str, end: str, new: str) -> str:
+    """Replace what stands from ``begin`` up to the ``end`` after it; the end stays."""
+    start = text.find(begin)
+    stop = text.find(end, start)
+    if start < 0 or stop < 0:
+        raise ChangeError(f"the text to replace is not there: {begin!r}")
+    return text[:start] + new + text[stop:]
 
 
 def compile_as_cxx17(text: str, plan: SourcePlan) -> str:
@@ -160,12 +167,43 @@ def look_for_cuda_only_when_asked(text: str, plan: SourcePlan) -> str:
     return _replace(text, "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)\n", "if(FALSE)\n")
 
 
-def build_torch_without_cuda(text: str, plan: SourcePlan) -> str:
-    """A CUDA build of PyTorch beside an nvcc turns CUDA on by itself; a build without GPU options has to be without.
+def ask_torch_once(text: str, plan: SourcePlan) -> str:
+    """FindPytorch.cmake starts seven processes that each import PyTorch (2 to 5 s each): ask everything in one.
 
-    Goes together with :func:`look_for_cuda_only_when_asked`.
+    A CUDA build of PyTorch beside an nvcc would also turn CUDA on here by itself; without GPU options it stays off. Goes
+    when a Horovod release asks once.
     """
-    return _replace(text, "(torch.version.cuda is not None) and (CUDA_HOME is not None)", "False")
+    first = 'execute_process(COMMAND ${PY_EXE} -c "import torch; print(torch.__version__)"'
+    libraries = "foreach(_LIB IN LISTS _Pytorch_LIBRARIES)"
+    abi = 'execute_process(COMMAND ${PY_EXE} -c "import torch; print(torch.torch.compiled_with_cxx11_abi())"'
+    flags = "if (Pytorch_CXX11)"
+    text = _replace_from(text, first, libraries, _ASK_TORCH)
+    return _replace_from(text, abi, flags, "")
+
+
+_ASK_TORCH = """set(_ASK_PYTORCH [==[
+import os, sys
+out, sys.stdout = sys.stdout, open(os.devnull, "w")
+import torch
+from torch.utils.cpp_extension import CppExtension
+extension = CppExtension("", [])
+print(f'set(Pytorch_VERSION "{torch.__version__}")', file=out)
+print(f'set(Pytorch_INCLUDE_DIRS "{";".join(extension.include_dirs)}")', file=out)
+print(f'set(Pytorch_LIBRARY_DIRS "{";".join(extension.library_dirs)}")', file=out)
+print(f'set(_Pytorch_LIBRARIES "{";".join(extension.libraries)}")', file=out)
+print(f'set(Pytorch_CXX11 "{str(torch.compiled_with_cxx11_abi()).upper()}")', file=out)
+]==])
+execute_process(COMMAND ${PY_EXE} -c "${_ASK_PYTORCH}" OUTPUT_FILE "${CMAKE_BINARY_DIR}/pytorch.cmake")
+include("${CMAKE_BINARY_DIR}/pytorch.cmake")
+set(Pytorch_CUDA FALSE)
+set(Pytorch_ROCM FALSE)
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(Pytorch REQUIRED_VARS Pytorch_VERSION VERSION_VAR Pytorch_VERSION)
+if(NOT PYTORCH_FOUND)
+    return()
+endif()
+
+"""
 
 
 def find_libraries_relative_to_the_package(text: str, plan: SourcePlan) -> str:
@@ -186,7 +224,7 @@ CHANGES = (
     Change("CMakeLists.txt", compile_as_cxx17),
     Change("CMakeLists.txt", find_libraries_relative_to_the_package),
     Change("CMakeLists.txt", look_for_cuda_only_when_asked, lambda plan: not plan.gpu),
-    Change("cmake/Modules/FindPytorch.cmake", build_torch_without_cuda, lambda plan: plan.torch_cuda and not plan.gpu),
+    Change("cmake/Modules/FindPytorch.cmake", ask_torch_once, lambda plan: "torch" in plan.frameworks and not plan.gpu),
     Change("setup.py", build_without_debug_symbols),
     Change("setup.py", fetch_nothing_while_building),
     Change("setup.py", carry_build_information),
@@ -225,4 +263,5 @@ def changes_digest(changes: Iterable[Change] = CHANGES) -> str:
     digest = hashlib.sha256()
     for change in changes:
         digest.update(f"{change.path}\n{inspect.getsource(change.edit)}\n".encode())
+    digest.update(_ASK_TORCH.encode())
     return digest.hexdigest()[:12]

@@ -83,7 +83,6 @@ class Plan:
             self.cxx_standard,
             share_common=one_abi and not self.gpu.enabled,
             gpu=self.gpu.enabled,
-            torch_cuda=any(framework.cuda for framework in self.frameworks if framework.name == "torch"),
         )
 
     @property

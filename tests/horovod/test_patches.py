@@ -10,7 +10,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import patches
 from hvdtrain.horovod.patches import CHANGES, SourcePlan, apply_changes, changes_digest, changes_for
 
-BOTH = SourcePlan(("torch", "tensorflow"), torch_cxx_standard=17, share_common=True, torch_cuda=True)
+BOTH = SourcePlan(("torch", "tensorflow"), torch_cxx_standard=17, share_common=True)
 
 SOURCE = {
     "CMakeLists.txt": """cmake_minimum_required(VERSION 3.13 FATAL_ERROR)
@@ -25,7 +25,22 @@ if(NOT CMAKE_CUDA_COMPILER)
 endif()
 """,
     "cmake/Modules/FindPytorch.cmake": """\
+list(APPEND CMAKE_PREFIX_PATH ${Pytorch_ROOT})
+
+execute_process(COMMAND ${PY_EXE} -c "import torch; print(torch.__version__)"
+                OUTPUT_VARIABLE Pytorch_VERSION OUTPUT_STRIP_TRAILING_WHITESPACE)
 execute_process(COMMAND ${PY_EXE} -c "print(True if ((torch.version.cuda is not None) and (CUDA_HOME is not None)) else False)"
+                OUTPUT_VARIABLE Pytorch_CUDA OUTPUT_STRIP_TRAILING_WHITESPACE)
+foreach(_LIB IN LISTS _Pytorch_LIBRARIES)
+    list(APPEND Pytorch_LIBRARIES ${FOUND_LIB_${_LIB}})
+endforeach()
+
+execute_process(COMMAND ${PY_EXE} -c "import torch; print(torch.torch.compiled_with_cxx11_abi())"
+                OUTPUT_VARIABLE Pytorch_CXX11 OUTPUT_STRIP_TRAILING_WHITESPACE)
+string(TOUPPER ${Pytorch_CXX11} Pytorch_CXX11)
+if (Pytorch_CXX11)
+    set(Pytorch_COMPILE_FLAGS "${Pytorch_COMPILE_FLAGS} -D_GLIBCXX_USE_CXX11_ABI=1")
+endif()
 """,
     "setup.py": """        config = 'Debug' if self.debug or os.environ.get('HOROVOD_DEBUG') == "1" else 'RelWithDebInfo'
       setup_requires=require_list if is_build_action() else [],
@@ -71,6 +86,10 @@ def test_all_changes_apply_once_to_the_released_text(source: Path) -> None:
     assert "set(CMAKE_CXX_STANDARD 17)" in top
     assert "check_language" not in top
     assert 'set(CMAKE_INSTALL_RPATH "$ENV{HVDTRAIN_RPATH}")' in top
+    find = (source / "cmake/Modules/FindPytorch.cmake").read_text()
+    assert find.count("execute_process") == 1
+    assert "set(Pytorch_CUDA FALSE)" in find
+    assert find.index("include(") < find.index("foreach(_LIB") < find.index("if (Pytorch_CXX11)")
     tensorflow = (source / "horovod/tensorflow/CMakeLists.txt").read_text()
     assert "xla_mpi_ops.cc" not in tensorflow
     assert "mpi_ops.cc" in tensorflow
@@ -114,10 +133,9 @@ def test_torch_gets_the_standard_that_it_needs() -> None:
         (SourcePlan(("torch",), share_common=True), {"compile_common_once", "use_common_objects"}),
         (SourcePlan(("tensorflow",)), {"compile_torch_as_it_needs", "use_common_objects"}),
         (SourcePlan(("torch", "tensorflow"), share_common=False), {"compile_common_once", "use_common_objects"}),
-        (SourcePlan(("torch",), gpu=True, torch_cuda=True), {"look_for_cuda_only_when_asked", "build_torch_without_cuda"}),
-        (SourcePlan(("torch",)), {"build_torch_without_cuda"}),
+        (SourcePlan(("torch",), gpu=True), {"look_for_cuda_only_when_asked", "ask_torch_once"}),
     ],
-    ids=["torch", "torch-alone-shares-nothing", "tensorflow", "two-abis", "gpu", "cpu"],
+    ids=["torch", "torch-alone-shares-nothing", "tensorflow", "two-abis", "gpu"],
 )
 def test_only_the_needed_changes_are_made(plan: SourcePlan, absent: set[str]) -> None:
     assert absent.isdisjoint(change.name for change in changes_for(plan))
