@@ -68,6 +68,8 @@ class Recipe:
         callbacks: Any = self.callbacks
         if not isinstance(callbacks, (tuple, list)):
             problems.append(f"callbacks must be a tuple of callbacks, got {_kind(callbacks)}")
+        elif self.valid is None and (watching := [type(each).__name__ for each in callbacks if each.needs_evaluation]):
+            problems.append(f"valid is None, but {', '.join(watching)} would wait for evaluations")
         if problems:
             raise UsageError(f"a recipe's {'; '.join(problems)}")
         object.__setattr__(self, "callbacks", tuple(callbacks))

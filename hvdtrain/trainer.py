@@ -122,9 +122,10 @@ class Trainer:
         for batch in self._batches():
             self._update(batch)
             # What follows is collective, so whether it is done hangs on the step, the options and reduced numbers alone.
-            if self._ended or self._epoch_done or self.state.step % self.options.log_every == 0:
+            evaluating = self._due(self.options.eval_every)
+            if self._ended or evaluating or self._epoch_done or self.state.step % self.options.log_every == 0:
                 self._log()
-            if self._ended or self._due(self.options.eval_every):
+            if self._ended or evaluating:
                 self.evaluate()
             if self._ended or self._due(self.options.save_every):
                 self._save()

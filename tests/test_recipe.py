@@ -422,5 +422,10 @@ def test_a_recipe_takes_each_kind_of_learning_rate(rate: Any) -> None:
 
 
 def test_a_list_of_callbacks_becomes_a_tuple() -> None:
-    stop = hvdtrain.EarlyStopping()
-    assert Recipe(adapter=LinearAdapter(2, 2), train=None, callbacks=[stop]).callbacks == (stop,)  # type: ignore[arg-type]
+    watcher = hvdtrain.Callback()
+    assert Recipe(adapter=LinearAdapter(2, 2), train=None, callbacks=[watcher]).callbacks == (watcher,)  # type: ignore[arg-type]
+
+
+def test_early_stopping_without_validation_data_is_refused() -> None:
+    with pytest.raises(UsageError, match="valid is None, but EarlyStopping would wait for evaluations"):
+        Recipe(adapter=LinearAdapter(2, 2), train=None, callbacks=(hvdtrain.EarlyStopping(),))

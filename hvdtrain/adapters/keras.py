@@ -54,8 +54,7 @@ class KerasAdapter:
         self.figures = {"loss": self._loss, **(metrics or {})}
         self.owns_state = True
         self._reduce: Callable[[list[Any]], list[Any]] = list
-        self._train: Any = None
-        self._evaluate: Any = None
+        self._train, self._evaluate = _Traced(self._traced_train), _Traced(self._traced_evaluate)
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
@@ -82,19 +81,12 @@ class KerasAdapter:
         if lr is not None:
             self._set_lr(lr)
         inputs, targets, count = self._tensors(batch)
-        if self._train is None:
-            # The number of samples is left open, so a short last batch does not trace the step anew.
-            signature = tf.nest.map_structure(_any_length, (inputs, targets))
-            self._train = tf.function(self._traced_train, input_signature=[*signature, tf.TensorSpec((), tf.float32)])
         return self._means(self._train(inputs, targets, tf.constant(weight, tf.float32)), count)
 
     def eval_step(self, batch: Any) -> Means:
         inputs, targets, count = self._tensors(batch)
         if not count:
             return dict.fromkeys(self.figures, Mean())
-        if self._evaluate is None:
-            signature = tf.nest.map_structure(_any_length, (inputs, targets))
-            self._evaluate = tf.function(self._traced_evaluate, input_signature=list(signature))
         return self._means(self._evaluate(inputs, targets), count)
 
     def save(self, directory: Path) -> None:
@@ -168,5 +160,26 @@ class KerasAdapter:
             ) from None
 
 
-def _any_length(tensor: Any) -> Any:
-    return tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype)
+class _Traced:
+    """A ``tf.function`` of (inputs, targets, ...) that leaves open the number of samples and each axis seen to vary.
+
+    So a short last batch does not trace it anew, and sequences padded to another length do once.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._signature: list[Any] = []
+        self._traced: Any = None
+
+    def __call__(self, *tensors: Any) -> Any:
+        given = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tf.nest.flatten(tensors)]
+        if not self._signature:
+            self._signature = [tf.TensorSpec((None, *spec.shape[1:]) if spec.shape.rank else (), spec.dtype) for spec in given]
+        elif all(spec.is_subtype_of(known) for known, spec in zip(self._signature, given, strict=True)):
+            return self._traced(*tensors)
+        else:
+            pairs = zip(self._signature, given, strict=True)
+            self._signature = [known.most_specific_common_supertype([spec]) or spec for known, spec in pairs]
+        signature = tf.nest.pack_sequence_as(list(tensors), self._signature)
+        self._traced = tf.function(self._function, input_signature=signature)
+        return self._traced(*tensors)

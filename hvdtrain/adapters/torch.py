@@ -80,6 +80,7 @@ class TorchAdapter:
                 torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.0),
                 named_parameters=[(f"gradient/{name}", p) for name, p in self.model.named_parameters() if p.requires_grad],
                 op=hvd.Sum,
+                sparse_as_dense=True,  # a rank without samples has no sparse gradient to bring along
             )
 
     def sync(self, root: int = 0) -> None:

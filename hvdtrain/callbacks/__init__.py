@@ -13,6 +13,9 @@ class Callback:
     A returned text is a reason to stop: it enters the next vote of the ranks, which all of them follow.
     """
 
+    #: whether it makes no sense without validation data; a recipe without is then refused
+    needs_evaluation = False
+
     def on_start(self, state: TrainState) -> None:
         """Before the first step; ``state`` is not at 0 in a resumed run."""
 

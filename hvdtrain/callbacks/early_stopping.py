@@ -17,6 +17,8 @@ class EarlyStopping(Callback):
     All ranks see the same reduced figures, so all decide alike.
     """
 
+    needs_evaluation = True
+
     def __init__(
         self, monitor: str = "valid/loss", *, patience: int = 3, mode: Literal["min", "max"] = "min", min_delta: float = 0.0
     ) -> None:

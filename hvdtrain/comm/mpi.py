@@ -37,7 +37,14 @@ class MpiCommunicator:
         self._mpi = MPI
         self._comm = MPI.COMM_WORLD.Dup()
         self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
-        self.world = world.with_hosts(self._comm.allgather(socket.gethostname()))
+        self.world = world.with_hosts(self._comm.allgather(self._host()))
+
+    def _host(self) -> str:
+        """The host's name, with its first rank: containers may have one name, and MPI knows who shares memory."""
+        local = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        first = local.bcast(self._comm.rank, root=0)
+        local.Free()
+        return f"{socket.gethostname()}/{first}"
 
     def allreduce(self, values: Numbers, *, name: str, op: Op = "sum") -> NDArray[np.float64]:
         result = np.array(values, dtype=np.float64)
