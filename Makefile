@@ -15,6 +15,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 TESTS ?= tests
+SOURCES := hvdtrain tests examples benchmarks .ci/check_docs.py setup.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -40,8 +41,8 @@ demo: setup
 	@$(BIN)/python examples/demo.py
 
 lint: $(VENV)/.packages
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 
 # pytest's exit code 5 means that TESTS selects none of this kind.
@@ -56,8 +57,8 @@ docs: $(VENV)/.packages
 	@$(BIN)/python .ci/check_docs.py
 
 format: $(VENV)/.packages
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
 
 # Writes the exact versions of this environment as the constraints of the next ones.
 freeze: $(VENV)/.packages
