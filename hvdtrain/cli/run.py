@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from hvdtrain import rundir
+from hvdtrain.config import read_file
 from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
     GRACE_S,
@@ -38,6 +41,9 @@ from hvdtrain.launch import (
 )
 from hvdtrain.launch.watch import Watch
 from hvdtrain.rundir import RunDir
+
+#: Time for a launcher to end the job after a rank has failed, before we end it. MPICH's waits for ranks that never met over MPI.
+LAUNCHER_S = 5.0
 
 
 class RunCommand(click.Command):
@@ -122,7 +128,21 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **op
         )
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
-    work = Work(what) if is_program else _recipe(what)
+    work = Work(what) if is_program else _recipe(what, dry_run)
+    with _no_empty(work.run_dir):
+        return _start(work, hosts, elastic, np, base, options, dry_run=dry_run)
+
+
+def _start(
+    work: Work,
+    hosts: tuple[Host, ...],
+    elastic: Elastic | None,
+    np: int,
+    base: dict[str, str],
+    options: Mapping[str, Any],
+    *,
+    dry_run: bool,
+) -> int:
     job = _job(work, hosts, elastic, np, base, options)
     found = detect.look(base)
     choice = detect.choose(options["launcher"], found, job)
@@ -138,6 +158,17 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **op
     style = output.Style(np, sys.stdout.isatty(), options["prefix"], options["timestamps"], options["quiet_ranks"])
     log_dir = options["log_dir"] or (work.run_dir / "logs" if work.run_dir is not None else None)
     return _run(started, base, job, work, style, Path(log_dir) if log_dir else None)
+
+
+@contextlib.contextmanager
+def _no_empty(run_dir: Path | None) -> Iterator[None]:
+    """Leave no empty run directory behind a job that did not begin."""
+    try:
+        yield
+    finally:
+        if run_dir is not None:
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()
 
 
 def _probed(job: Job, work: Work, wanted: Sequence[str], *, dry_run: bool) -> Job:
@@ -164,7 +195,7 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
     watch = Watch(job.hosts if job.elastic is None else None)
     files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
 
-    def on_event(event: frames.Event, is_error: bool) -> None:
+    def on_event(event: frames.Event, is_error: bool) -> float | None:
         watch.see(event)
         if isinstance(event, frames.Line):
             if files is not None:
@@ -178,6 +209,7 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
             raise JobError(
                 f"the ranks are not where they were planned: {watch.misplaced()}", "did the launcher read the hosts?"
             )
+        return LAUNCHER_S if watch.any_failed and job.elastic is None else None
 
     try:
         code = process.run(started, base, on_event)
@@ -191,17 +223,22 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
 
 
 def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch) -> JobError:
+    """What to tell: the earliest failure; else why there is none to tell."""
+    lost = watch.silent_hosts()
+    gone = f"no word from {_some(lost)} since: is the host, or its network, down?" if lost else ""
     if found:
-        return JobError(failures.report(found), found[0].hint, exit_code=failures.exit_code(found, code))
+        message = failures.report(found)
+        return JobError(f"{message}\n{gone}" if gone else message, found[0].hint, exit_code=failures.exit_code(found, code))
     if code in (129, 130, 143):
         return JobError("the job was ended by a signal", exit_code=code)
-    missing, silent = watch.never_started(), watch.silent()
-    if missing:
-        return JobError(f"the launcher ended with exit code {code}; never started: {_some(missing)}", exit_code=code)
-    if silent:
-        hint = "is the host, or its network, down?"
-        return JobError(f"the launcher ended with exit code {code}; no word from {_some(silent)}", hint, exit_code=code)
-    return JobError(f"the launcher ended with exit code {code}, though no rank failed", "see its message above", exit_code=code)
+    ended = f"the launcher ended with exit code {code}"
+    if watch.never_started():
+        return JobError(f"{ended}; never started: {_some(watch.never_started())}", "see its message above", exit_code=code)
+    if gone:
+        return JobError(f"{ended}; {gone}", exit_code=code)
+    if watch.silent():
+        return JobError(f"{ended}; no word from {_some(watch.silent())}", "see its message above", exit_code=code)
+    return JobError(f"{ended}, though no rank failed", "see its message above", exit_code=code)
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:
@@ -275,7 +312,7 @@ def _job(
     return relay.wrap(job, start=start_argv(sys.executable), errors=errors, share_devices=options["share_devices"])
 
 
-def _recipe(what: tuple[str, ...]) -> Work:
+def _recipe(what: tuple[str, ...], dry_run: bool) -> Work:
     """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here."""
     recipe, *options = what
     path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
@@ -285,13 +322,15 @@ def _recipe(what: tuple[str, ...]) -> Work:
     if not path.endswith(".py") and ":" not in recipe:
         program = " (to start a program, put -- before it)" if shutil.which(recipe) or Path(recipe).exists() else ""
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
-    run_dir = _option(options, "--run-dir")
-    if run_dir is None:
-        name = Path(path).stem if path.endswith(".py") else recipe.replace(":", ".").rpartition(".")[2]
-        run_dir = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        options = ["--run-dir", run_dir, *options]
-    rank = (sys.executable, "-m", "hvdtrain", "train", recipe, *options)
-    return Work(rank, Path(run_dir), path if path.endswith(".py") else "")
+    config = _option(options, "--config")
+    named = _option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR")
+    named = named or (read_file(Path(config)).get("run_dir") if config else None)
+    run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
+    if not named:
+        options = ["--run-dir", str(run_dir), *options]
+    # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
+    rank = (sys.executable, "-P", "-m", "hvdtrain", "train", recipe, *options)
+    return Work(rank, run_dir, path if path.endswith(".py") else "")
 
 
 def _option(words: list[str], name: str) -> str | None:

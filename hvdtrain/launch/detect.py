@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -92,7 +92,10 @@ def _ask_mpi(mpirun: str, environ: Mapping[str, str]) -> Mpi:
         done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, env=env, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HvdtrainError(f"'{mpirun} --version' failed: {error}") from None
-    return parse_version(done.stdout + done.stderr, mpirun, str(folder.parent))
+    mpi = parse_version(done.stdout + done.stderr, mpirun, str(folder.parent))
+    if mpi.kind == "intel" and os.access(folder / "mpiexec.hydra", os.X_OK):
+        return replace(mpi, mpirun=str(folder / "mpiexec.hydra"))  # the script would not pass a signal on to it
+    return mpi
 
 
 def choose(name: str, found: Found, job: Job) -> Choice:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import Command, Job, environment
-from hvdtrain.launch.mpi import Mpi
+from hvdtrain.launch.mpi import Mpi, with_folder_first
 
 #: What horovodrun itself and the ssh or mpirun below it need, beside the ranks' variables.
 _NEEDS = (
@@ -113,11 +113,6 @@ class Horovodrun:
                     "use --launcher mpirun, or let the job read a file",
                 )
         return values
-
-
-def with_folder_first(folder: str, path: str) -> str:
-    """A PATH on which ``folder`` comes before all others."""
-    return path if path.split(":")[0] == folder or not folder else ":".join(filter(None, (folder, path)))
 
 
 def start_timeout_s(hosts: int) -> int:

@@ -63,7 +63,7 @@ class HostfileError(UsageError):
         hints = list(dict.fromkeys(mistake.hint for mistake in mistakes if mistake.hint))
         super().__init__("\n".join(lines), "; ".join(hints[:3]))
 
-    def __reduce__(self) -> tuple[type[HostfileError], tuple[tuple[Mistake, ...]]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[HostfileError], tuple[tuple[Mistake, ...]]]:
         return type(self), (self.mistakes,)
 
 

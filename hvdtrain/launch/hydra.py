@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import Command, Host, Job, environment
-from hvdtrain.launch.mpi import Mpi, joined_ssh_options
+from hvdtrain.launch.mpi import Mpi, joined_ssh_options, with_folder_first
 
 #: From this many hosts on, MPICH gets them in a file; Intel MPI counts slots only in a file.
 _FILE_FROM = 256
@@ -43,6 +44,8 @@ class Hydra:
             # Our machinefile says how many ranks a host has, not the batch system; and the ranks' threads are counted by us.
             env.setdefault("I_MPI_JOB_RESPECT_PROCESS_PLACEMENT", "off")
             env.setdefault("I_MPI_PIN", "off")
+            # Its mpirun is a script that finds its other half on PATH only.
+            env["PATH"] = with_folder_first(posixpath.dirname(self.mpi.mpirun), env.get("PATH", "/usr/bin:/bin"))
         odd = next((name for name in job.env if not environment.is_portable(name)), None)
         if odd is not None:
             raise UsageError(f"{self.mpi} cannot pass the variable '{odd}'", "leave it out")

@@ -98,3 +98,8 @@ def joined_ssh_options(options: Sequence[str]) -> str:
 
 def _is_ipv4(name: str) -> bool:
     return re.fullmatch(r"[0-9.]+", name) is not None
+
+
+def with_folder_first(folder: str, path: str) -> str:
+    """A PATH on which ``folder`` comes before all others."""
+    return path if path.split(":")[0] == folder or not folder else ":".join(filter(None, (folder, path)))

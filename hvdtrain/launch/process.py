@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import selectors
 import signal
@@ -23,37 +24,41 @@ _DRAIN_S = 1.0
 
 _PR_SET_PDEATHSIG = 1
 
+#: Called with every event; the flag is True for the launcher's stderr. What it returns is a time in seconds after which the job
+#: is to be ended if it has not ended by itself, or None. What it raises ends the job.
+Observer = Callable[[frames.Event, bool], float | None]
 
-def run(command: Command, base: Mapping[str, str], on_event: Callable[[frames.Event, bool], None]) -> int:
+
+def run(command: Command, base: Mapping[str, str], on_event: Observer) -> int:
     """Start the command, hand on its output and our signals, wait, and return an exit code as a shell counts it (128 + signal).
 
     SIGINT, SIGTERM and SIGHUP end the job politely, a second signal or ``GRACE_S`` at once. Signals that were ignored when we
     started (``nohup``, or a script's ``&``) stay ignored. When this process is killed, the launcher gets SIGTERM by the kernel.
-
-    Args:
-        on_event: called with every event; the flag is True for the launcher's stderr. What it raises ends the job.
     """
     write_files(command.files)
-    try:
-        process = subprocess.Popen(
-            command.argv,
-            env=command.environment(base),
-            stdin=subprocess.DEVNULL if os.isatty(0) else None,  # from another session it could not read the terminal anyway
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=dies_with_us(),
-        )
-    except OSError as error:
-        raise HvdtrainError(
-            f"cannot start {command.argv[0]}: {error.strerror}", "is it installed? see: hvdtrain run --dry-run"
-        ) from None
-    try:
-        with Forwarding(process) as forwarding:
+    with Forwarding() as forwarding:  # before the start: a signal in between must not leave a launcher without us
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                env=command.environment(base),
+                stdin=subprocess.DEVNULL
+                if os.isatty(0)
+                else None,  # from another session it could not read the terminal anyway
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=dies_with_us(),
+            )
+        except OSError as error:
+            raise HvdtrainError(
+                f"cannot start {command.argv[0]}: {error.strerror}", "is it installed? see: hvdtrain run --dry-run"
+            ) from None
+        try:
+            forwarding.attach(process)
             _forward(process, on_event)
             code = process.wait()
-    finally:
-        end(process)
+        finally:
+            end(process)
     if forwarding.received is not None:
         return 128 + forwarding.received
     return 128 - code if code < 0 else code
@@ -66,14 +71,19 @@ def write_files(files: Mapping[str, str]) -> None:
 
 
 class Forwarding(AbstractContextManager["Forwarding"]):
-    """While this is open, signals to us end ``process``, first politely, then by force. ``received`` is the first one."""
+    """While this is open, signals to us end the attached process, first politely, then by force. ``received`` is the first."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
         self.received: int | None = None
+
+    def attach(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        if self.received is not None:
+            self._end_politely(process)
 
     def __enter__(self) -> Forwarding:
         for number in (*self.SIGNALS, signal.SIGALRM):
@@ -88,19 +98,26 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         self._stack.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGALRM or self.received is not None:
-            _signal_group(self._process.pid, signal.SIGKILL)
+        again = self.received is not None
+        if number != signal.SIGALRM and not again:
+            self.received = number
+        if self._process is None:
             return
-        self.received = number
-        self._process.send_signal(signal.SIGTERM)
+        if again or number == signal.SIGALRM:
+            _signal_group(self._process.pid, signal.SIGKILL)
+        else:
+            self._end_politely(self._process)
+
+    def _end_politely(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
 
-def _forward(process: subprocess.Popen[bytes], on_event: Callable[[frames.Event, bool], None]) -> None:
+def _forward(process: subprocess.Popen[bytes], on_event: Observer) -> None:
     """Until both streams end; a process that the launcher left behind may hold them open, so not long after it is gone."""
     assert process.stdout is not None
     assert process.stderr is not None
-    gone_at = 0.0
+    gone_at, end_at = 0.0, math.inf
     with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
         for stream, is_error in ((process.stdout, False), (process.stderr, True)):
             os.set_blocking(stream.fileno(), False)
@@ -110,11 +127,15 @@ def _forward(process: subprocess.Popen[bytes], on_event: Callable[[frames.Event,
                 decoder, is_error = key.data
                 data = os.read(key.fd, 65536)
                 for event in decoder.feed(data) if data else decoder.close():
-                    on_event(event, is_error)
+                    wait_s = on_event(event, is_error)
+                    if wait_s is not None:
+                        end_at = min(end_at, time.monotonic() + wait_s)
                 if not data:
                     selector.unregister(key.fileobj)
             if not gone_at and process.poll() is not None:
                 gone_at = time.monotonic()
+            if time.monotonic() > end_at and not gone_at:
+                end(process)
             if gone_at and time.monotonic() - gone_at > _DRAIN_S:
                 break
 

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -257,7 +258,7 @@ class Relay:
         tail = "\n".join(self._tail)
         if code > 128:
             return {"error": describe_signal(code - 128), "traceback": tail}
-        last = self._tail[-1].strip() if self._tail else ""
+        last = cause(self._tail)
         return {"error": f"exit code {code}" + (f": {last}" if last else ""), "traceback": tail if len(self._tail) > 1 else ""}
 
     def _reader_lost(self) -> None:
@@ -285,6 +286,12 @@ class Relay:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self._child is not None:
             _signal_group(self._child.pid, number)
+
+
+def cause(lines: Sequence[str]) -> str:
+    """The line that says why: the last one that names an exception, else the last one."""
+    named = [line for line in lines if re.match(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b", line)]
+    return (named or [line for line in lines if line.strip()] or [""])[-1].strip()
 
 
 def describe_signal(number: int) -> str:

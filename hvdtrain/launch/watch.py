@@ -83,5 +83,10 @@ class Watch:
         """Ranks that started and whose end was never reported: their host, or the way to it, is gone."""
         return [f"rank {rank} on {host}" for rank, host in sorted(self._started.items()) if rank not in self._ended]
 
+    def silent_hosts(self) -> list[str]:
+        """Hosts that started ranks and reported the end of none, while other hosts did: the likely cause of the others' errors."""
+        ended = {self._started[rank] for rank in self._ended if rank in self._started}
+        return sorted({host for host in self._started.values() if host not in ended}) if ended else []
+
     def never_started(self) -> list[str]:
         return [f"rank {rank} on {name}" for rank, (name, _) in enumerate(self._planned) if rank not in self._started]

@@ -178,10 +178,15 @@ def _table() -> Iterator[None]:
         )
 
 
+def last_words(text: str) -> str:
+    """What ``hvdtrain run`` itself says at the end."""
+    return f"\n{text}".rpartition("\nError: ")[2] if "\nError: " in f"\n{text}" else ""
+
+
 def note(fault: str, launcher: str, seconds: float, code: int | None, left: list[str], text: str) -> None:
-    said = text.partition("Error: ")[2].splitlines()
-    says = " / ".join(line for line in said[:2] if line.strip())
-    ROWS.append(f"{fault:24} {launcher:16} {seconds:>8.1f} s {code!s:>5} {len(left):>5}  {says[:150]}")
+    said = [line for line in last_words(text).splitlines() if line.strip() and not line.startswith(("    ", "Hint"))]
+    says = " / ".join(line if len(line) < 90 else f"{line[:87]}..." for line in (said[:1] + said[1:][-1:]))
+    ROWS.append(f"{fault:24} {launcher:16} {seconds:>8.1f} s {code!s:>5} {len(left):>5}  {says}")
     print(ROWS[-1])
 
 
@@ -202,7 +207,7 @@ def test_a_fault_ends_the_job_everywhere_with_a_clear_message(
     note(name, launcher, seconds, code, left, job.text)
     assert code is not None, f"still running after {fault.within_s} s\n{job.text}"
     assert code in fault.codes if fault.codes else code not in (0, None), job.text
-    assert fault.says in job.text.partition("Error: ")[2] if fault.says else True, job.text
+    assert fault.says in last_words(job.text) if fault.says else True, job.text
     assert not left
 
 

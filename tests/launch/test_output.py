@@ -88,5 +88,7 @@ def test_who_is_silent_and_who_never_came_is_known() -> None:
     watch.see(Ended(0, "node1", {"code": 1, "told": 15}))
     watch.see(Note("ORTE has lost communication"))
     assert watch.silent() == ["rank 1 on node2"]
+    assert watch.silent_hosts() == ["node2"]
+    assert Watch(HOSTS).silent_hosts() == []
     assert watch.never_started() == ["rank 2 on node2"]
     assert list(watch.notes) == ["ORTE has lost communication"]

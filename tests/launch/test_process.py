@@ -99,6 +99,13 @@ def test_what_the_observer_raises_ends_the_job(tmp_path: Path) -> None:
     assert gone([int((tmp_path / "pid").read_text())], 2)
 
 
+def test_the_observer_can_set_a_time_for_the_end() -> None:
+    started = time.monotonic()
+    code = process.run(Command(("/bin/sh", "-c", "echo failed; exec sleep 60")), os.environ, lambda event, is_error: 0.5)
+    assert code == 143
+    assert 0.4 < time.monotonic() - started < 5
+
+
 def test_files_are_written_before_the_start(tmp_path: Path) -> None:
     path = tmp_path / "launch" / "hosts"
     assert run(Command(("/bin/sh", "-c", f"grep -q 'a:2' {path}"), files={str(path): "a:2\n"})) == 0
