@@ -41,7 +41,7 @@ def test_the_dry_run_of_a_recipe_is_a_train_command_with_a_run_directory(capsys:
     )
     argv = argv_of(capsys.readouterr().out.splitlines()[-1])
     at = argv.index("-m")
-    assert argv[at - 1 : at + 5] == [sys.executable, "-m", "hvdtrain", "train", "recipe.py", "--run-dir"]
+    assert argv[at - 2 : at + 5] == [sys.executable, "-P", "-m", "hvdtrain", "train", "recipe.py", "--run-dir"]
     assert argv[at + 5].startswith("runs/recipe-2")
     assert argv[at + 6 :] == ["--set", "a=b c", "-np", "3", "--dry-run"]
     assert not Path("runs").exists()
