@@ -99,7 +99,8 @@ PYTHON
 packages() {
     check
     python=$(find_python)
-    [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
+    # also where an earlier attempt was interrupted before it had pip
+    "$VENV/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$VENV"
     say "Installing packages into $VENV (PyTorch and TensorFlow are large: some minutes the first time)"
     pip="$VENV/bin/python -m pip --disable-pip-version-check --no-input"
     $pip install --quiet --quiet --constraint "$CONSTRAINTS" --upgrade pip
