@@ -202,7 +202,8 @@ def fit(hosts: Sequence[Host], np: int, *, source: str, oversubscribe: bool = Fa
         raise UsageError(f"-np must be a positive integer, got {np}", "write for example -np 2")
     total = sum(host.slots for host in hosts)
     if np > total and not oversubscribe:
-        raise UsageError(too_many(hosts, np, total, source), f"use -np {total}, raise the slots, or add --oversubscribe")
+        more = f"write '{hosts[0].name} slots={np}'" if len(hosts) == 1 else "raise the slots"
+        raise UsageError(too_many(hosts, np, total, source), f"use -np {total}, {more}, or add --oversubscribe")
     rounds, rest = divmod(max(np - total, 0), len(hosts))
     used, left = [], np
     for number, host in enumerate(hosts):

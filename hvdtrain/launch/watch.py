@@ -23,6 +23,8 @@ class Watch:
         self._has_plan = hosts is not None
         self._planned = [(slot.host.name, slot.node_rank) for slot in place(hosts or ())]
         self._started: dict[int, str] = {}
+        #: whether a rank has failed by itself
+        self.any_failed = False
         self._ended: dict[int, Ended] = {}
         self._notes: list[str] = []
         self._last_line: dict[int, str] = {}
@@ -33,16 +35,13 @@ class Watch:
                 self._last_line[rank] = text
             case Started(rank=rank, host=host):
                 self._started[rank] = host
-            case Ended(rank=rank):
+            case Ended(rank=rank, info=info):
                 self._ended[rank] = event
+                self.any_failed |= bool(info.get("code")) and not info.get("told")
             case Note(text=text) if text.strip():
                 self._notes = [*self._notes[-_NOTES_KEPT + 1 :], text]
             case _:
                 pass
-
-    @property
-    def any_failed(self) -> bool:
-        return any(ended.info.get("code") and not ended.info.get("told") for ended in self._ended.values())
 
     @property
     def notes(self) -> Sequence[str]:
@@ -53,10 +52,10 @@ class Watch:
         """A sentence if the ranks that have started are not where they were planned, else empty."""
         if not self._has_plan:
             return ""
-        if any(rank >= len(self._planned) for rank in self._started):
-            return f"rank {max(self._started)} started, but {len(self._planned)} ranks were planned"
         if len(self._started) < len(self._planned):
-            return ""
+            return ""  # for a wrong number of ranks, too, this is the time to say so
+        if max(self._started) >= len(self._planned):
+            return f"rank {max(self._started)} started, but {len(self._planned)} ranks were planned"
         nodes: dict[int, set[str]] = {}
         for rank, host in self._started.items():
             nodes.setdefault(self._planned[rank][1], set()).add(host)

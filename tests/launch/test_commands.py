@@ -194,8 +194,10 @@ def test_more_ranks_than_slots_says_what_there_is() -> None:
         fit((Host("node01", 4), Host("node02", 2)), 8, source="hosts")
     assert caught.value.message == "8 processes requested, 'hosts' offers 6 slots (node01: 4, node02: 2)"
     assert caught.value.hint == "use -np 6, raise the slots, or add --oversubscribe"
-    with pytest.raises(UsageError, match="2 processes requested, '-H localhost' offers 1 slot "):
+    with pytest.raises(UsageError) as caught:
         fit((Host("localhost", 1),), 2, source="-H localhost")
+    assert caught.value.message == "2 processes requested, '-H localhost' offers 1 slot (localhost: 1)"
+    assert caught.value.hint == "use -np 1, write 'localhost slots=2', or add --oversubscribe"
     for count in (0, -1):
         with pytest.raises(UsageError, match="-np must be a positive integer"):
             fit((Host("a"),), count, source="hosts")
@@ -234,11 +236,11 @@ def test_places_of_uneven_slots() -> None:
 
 def test_ten_thousand_hosts_take_under_a_second() -> None:
     text = "".join(f"node{number:05} slots=8\n" for number in range(10_000))
-    start = time.perf_counter()
+    start = time.process_time()  # other tests may keep the cores busy meanwhile
     parsed = hostfile.parse(text)
     used = fit(parsed.hosts, parsed.slots, source="hosts")
     places = place(used)
     command = OpenMpi(OMPI4).command(Job(ARGV, used, parsed.slots, ENV, launch_dir="runs/r/launch"))
-    elapsed_s = time.perf_counter() - start
+    elapsed_s = time.process_time() - start
     assert (len(places), max(map(len, command.argv)) < 128 * 1024) == (80_000, True)
     assert elapsed_s < 1.0

@@ -77,7 +77,8 @@ def test_ranks_that_are_not_where_they_were_planned_are_noticed() -> None:
         alone.see(Started(rank, "launcher", {}))
     assert alone.misplaced() == "hosts seen: 1 of 2 planned (launcher)"
     more = Watch(HOSTS)
-    more.see(Started(3, "node2", {}))
+    for rank in (0, 1, 2, 3):
+        more.see(Started(rank, f"node{1 + (rank > 0)}", {}))
     assert more.misplaced() == "rank 3 started, but 3 ranks were planned"
 
 
