@@ -14,18 +14,16 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hvdtrain.adapters import Adapter
-from hvdtrain.comm import Communicator
+from hvdtrain.comm import Communicator, agree
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.state import TrainState
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _NAME = re.compile(r"step-(\d{8,})")
 _PART = ".part-"
@@ -116,20 +114,6 @@ def refuse_newer(root: Path, step: int, comm: Communicator) -> None:
     agree(comm, look, name="checkpoint/newer")
 
 
-def agree(comm: Communicator, decide: Callable[[], T], *, name: str) -> T:
-    """Collective. Let the primary decide and every rank have its result, or raise its error."""
-    outcome: tuple[T | None, HvdtrainError | None] = (None, None)
-    if comm.world.is_primary:
-        try:
-            outcome = (decide(), None)
-        except HvdtrainError as error:
-            outcome = (None, error)
-    result, failure = comm.broadcast(outcome, name=name)
-    if failure is not None:
-        raise failure.everywhere()
-    return result  # type: ignore[no-any-return]
-
-
 def latest(root: Path) -> Checkpoint | None:
     """The newest whole checkpoint under ``root``; what is damaged is passed over with a warning."""
     for path in sorted(_steps(root), key=_step, reverse=True):
@@ -172,6 +156,9 @@ def _write(root: Path, state: TrainState, data: dict[str, Any], adapter: Adapter
             _remove(path)
         os.rename(part, path)
         _fsync(root)
+    except UsageError:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     except Exception as error:
         size = sum(file.stat().st_size for file in part.rglob("*") if file.is_file())
         shutil.rmtree(part, ignore_errors=True)
@@ -188,7 +175,8 @@ def _not_written(path: Path, error: Exception, written: int) -> HvdtrainError:
         hint = "free some space or lower --keep; the older checkpoints are whole, so --resume auto goes on from the last one"
     else:
         message = f"the checkpoint {path} could not be written: {type(error).__name__}: {_first_line(error)}"
-        hint = "check that the run directory exists and may be written to; older checkpoints are untouched"
+        permission = "check that the run directory may be written to; " if isinstance(error, OSError) else ""
+        hint = f"{permission}older checkpoints are untouched"
     return HvdtrainError(message, hint)
 
 

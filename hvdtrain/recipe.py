@@ -6,6 +6,8 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import math
+import operator
 import shlex
 import sys
 import traceback
@@ -58,16 +60,24 @@ class Recipe:
                 f"a recipe's adapter must be an Adapter, got {_kind(self.adapter)}",
                 "wrap the model: TorchAdapter(model, optimizer, loss=...) or KerasAdapter(model, optimizer, loss=...)",
             )
-        problems = [
-            f"{name} must be a positive whole number, got {value!r}"
-            for name in ("batch_size", "epochs")
-            if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 1
-        ]
+        problems = []
+        for name, kind, least in (("batch_size", "positive", 1), ("epochs", "positive", 1), ("seed", "", -math.inf)):
+            value = getattr(self, name)
+            try:
+                number = operator.index(value)  # NumPy's integers become Python's, which go into JSON
+            except TypeError:
+                number = None
+            if number is None or isinstance(value, bool) or number < least:
+                problems.append(f"{name} must be a {kind} whole number, got {value!r}".replace("  ", " "))
+            else:
+                object.__setattr__(self, name, number)
         if not (self.lr is None or callable(self.lr) or (isinstance(self.lr, (int, float)) and not isinstance(self.lr, bool))):
             problems.append(f"lr must be a number or a function of the step, got {self.lr!r}")
         callbacks: Any = self.callbacks
         if not isinstance(callbacks, (tuple, list)):
             problems.append(f"callbacks must be a tuple of callbacks, got {_kind(callbacks)}")
+        elif wrong := [_kind(each) for each in callbacks if not isinstance(each, Callback)]:
+            problems.append(f"callbacks must be hvdtrain.Callback objects, got {', '.join(wrong)}")
         elif self.valid is None and (watching := [type(each).__name__ for each in callbacks if each.needs_evaluation]):
             problems.append(f"valid is None, but {', '.join(watching)} would wait for evaluations")
         if problems:

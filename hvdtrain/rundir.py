@@ -5,12 +5,19 @@ Commands talk through these files: ``train`` writes, others read.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from hvdtrain.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,65 @@ class RunDir:
 
     def error_json(self, rank: int) -> Path:
         return self.errors / f"rank-{rank}.json"
+
+    def claim(self) -> IO[str]:
+        """Make the directory and hold it: one job writes there at a time. Keep the result open as long as the job goes on.
+
+        Raises:
+            UsageError: another process holds it, or it cannot be written to.
+        """
+        path = self.path / ".lock"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"the run directory {self.path} cannot be written to: {error.strerror}", "give another one: --run-dir DIR"
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with lock:
+                lock.seek(0)
+                owner = lock.read().strip() or "another job"
+            raise UsageError(
+                f"the run directory {self.path} is in use by {owner}",
+                "wait for that job to end, or give another one: --run-dir DIR",
+            ) from None
+        except OSError:
+            return lock  # a file system without locks: go on without
+        with contextlib.suppress(OSError):  # a full disk is told where something is lost by it
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
+        return lock
+
+
+def default_name(recipe: str) -> Path:
+    """``runs/NAME-TIME`` of a recipe given as FILE.py[:function] or package.module:function; one that does not exist yet."""
+    place, _, name = recipe.partition(":")
+    stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    label = f"{stem}-{name}" if name and name != "recipe" else stem
+    first = Path("runs") / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return next(path for path in chain([first], (first.with_name(f"{first.name}-{n}") for n in count(2))) if not path.exists())
+
+
+def create(recipe: str) -> Path:
+    """Make the directory of ``default_name``; two jobs that begin in the same second get two.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    while True:
+        path = default_name(recipe)
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError as error:
+            if not path.exists():  # not the name, but something above it
+                raise UsageError(f"{path} cannot be made: {error.strerror}", "give another directory: --run-dir DIR") from None
+        except OSError as error:
+            raise UsageError(f"{path} cannot be made: {error.strerror}", "give another directory: --run-dir DIR") from None
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ class Trainer:
         else:
             self.phase = "initial broadcast"
             self.adapter.sync()
+        self.phase = "ready to train"
         return self.state
 
     def fit(self, loggers: Sequence[Logger] = ()) -> Summary:
@@ -122,12 +124,12 @@ class Trainer:
         for batch in self._batches():
             self._update(batch)
             # What follows is collective, so whether it is done hangs on the step, the options and reduced numbers alone.
-            evaluating = self._due(self.options.eval_every)
-            if self._ended or evaluating or self._epoch_done or self.state.step % self.options.log_every == 0:
+            evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
+            if self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0:
                 self._log()
             if self._ended or evaluating:
                 self.evaluate()
-            if self._ended or self._due(self.options.save_every):
+            if self._ended or saving:
                 self._save()
             if self._ended:
                 break
@@ -163,7 +165,7 @@ class Trainer:
             total = metrics.merge(total, self.adapter.eval_step(batch.data))
         self._values = metrics.values(self._reduce(total, "metrics/valid"), "valid/")
         self._tell(self._values)
-        self._pending += [reason for callback in self.callbacks if (reason := callback.on_evaluate(self.state, self._values))]
+        self._pending += _reasons(callback.on_evaluate(self.state, self._values) for callback in self.callbacks)
         self._vote(self._reduce({_VOTES: Mean(float(len(self._pending)), 1)}, "stop/votes")[_VOTES])
         return self._values
 
@@ -191,14 +193,14 @@ class Trainer:
     def _update(self, batch: Batch) -> None:
         """Collective. One optimizer update."""
         self.phase = "training step"
-        rate = None if self.lr is None else self.lr(self.state.step)
+        rate = None if self.lr is None else float(self.lr(self.state.step))  # NumPy's numbers do not belong in checkpoints
         means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight)
         self._window = metrics.merge(self._window, means)
         self._clock.lap(batch.slice.global_count)
         self.state = self.state.after(batch.slice.global_count)
         if self.state.position >= self.sampler.num_samples:
             self.state = self.state.next_epoch()
-        self._pending += [reason for callback in self.callbacks if (reason := callback.on_step_end(self.state))]
+        self._pending += _reasons(callback.on_step_end(self.state) for callback in self.callbacks)
 
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
@@ -209,9 +211,14 @@ class Trainer:
         votes = means.pop(_VOTES)
         values = metrics.values(means, "train/")
         if self.lr is not None:
-            values["train/lr"] = self.lr(self.state.step - 1)
+            values["train/lr"] = float(self.lr(self.state.step - 1))
         values["speed/samples_per_s"] = self._clock.end_window()
         self._tell(values)
+        if not math.isfinite(values.get("train/loss", 0.0)):  # a reduced number: all ranks stop here, before it is saved
+            raise HvdtrainError(
+                f"the training loss is {values['train/loss']} in the steps up to {self.state.step}",
+                "lower the learning rate or check the data; --resume auto goes on from the last checkpoint, which is older",
+            ).everywhere()
         self._vote(votes)
 
     def _vote(self, votes: Mean) -> None:
@@ -323,6 +330,10 @@ class _Stretch:
     @property
     def samples_per_s(self) -> float:
         return self.samples / self.seconds if self.seconds else 0.0
+
+
+def _reasons(results: Iterable[str | None]) -> list[str]:
+    return [str(result) for result in results if result]
 
 
 def _with_options(recipe: Recipe, options: Options, ranks: int) -> Recipe:

@@ -16,16 +16,17 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hvdtrain import recipe as recipes
-from hvdtrain.comm import Communicator
+from hvdtrain import rundir
+from hvdtrain.comm import Communicator, agree
 from hvdtrain.comm.connect import connect
 from hvdtrain.config import Config
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch import resources
 from hvdtrain.loggers import Logger
-from hvdtrain.loggers.console import ConsoleLogger
+from hvdtrain.loggers.console import ConsoleLogger, say
 from hvdtrain.loggers.jsonl import JsonLinesLogger
 from hvdtrain.recipe import RecipeFunction
 from hvdtrain.rundir import RunDir, write_json
@@ -44,6 +45,8 @@ class Rank:
     run_dir: RunDir | None = None
     trainer: Trainer | None = None
     phase: str = "reading the environment"
+    #: holds the run directory
+    lock: IO[str] | None = None
 
     @property
     def where(self) -> str:
@@ -91,8 +94,7 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     rank.phase = "connecting the ranks"
     rank.comm = connect(rank.world, recipe.adapter.framework)
     rank.world = rank.comm.world
-    path = rank.comm.broadcast(config.options.run_dir or default_run_dir(config.recipe), name="run directory")
-    rank.run_dir = RunDir(Path(path))
+    rank.run_dir = RunDir(agree(rank.comm, lambda: _claim_run_dir(rank, config), name="run directory"))
     rank.phase = "setting up"
     rank.trainer = trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir)
     resumed = trainer.prepare()
@@ -108,7 +110,13 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
             logger.close()
     if rank.world.is_primary:
         write_json(rank.run_dir.summary_json, asdict(summary))
-        _say(_closing(summary, resumed.step))
+        say(_closing(summary, resumed.step))
+
+
+def _claim_run_dir(rank: Rank, config: Config) -> Path:
+    path = Path(config.options.run_dir) if config.options.run_dir else rundir.create(config.recipe)
+    rank.lock = RunDir(path).claim()
+    return path
 
 
 def pin_device(world: World, environ: MutableMapping[str, str]) -> None:
@@ -122,14 +130,6 @@ def pin_device(world: World, environ: MutableMapping[str, str]) -> None:
     if world.local_rank >= len(devices):
         log.warning("rank %d shares a GPU: local rank %d, %d GPUs here", world.rank, world.local_rank, len(devices))
     environ["CUDA_VISIBLE_DEVICES"] = devices[world.local_rank % len(devices)]
-
-
-def default_run_dir(recipe: str) -> str:
-    """``runs/NAME-TIME`` of a recipe given as FILE.py[:function] or package.module:function."""
-    place, _, name = recipe.partition(":")
-    stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    label = f"{stem}-{name}" if name and name != "recipe" else stem
-    return str(Path("runs") / f"{label}-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def _loggers(trainer: Trainer, run_dir: RunDir) -> list[Logger]:
@@ -151,12 +151,12 @@ def _greet(trainer: Trainer, run_dir: RunDir) -> None:
     ranks = (
         f"{world.size} ranks on {world.num_nodes} host{'s' if world.num_nodes > 1 else ''}" if world.size > 1 else "1 process"
     )
-    _say(
+    say(
         f"{trainer.adapter.framework} on {ranks}: {trainer.sampler.num_samples:,} samples, "
         f"global batch {trainer.sampler.batch_size}, {trainer.recipe.epochs} epochs, {trainer.total_steps} steps; files in {run_dir.path}"
     )
     if state.step:
-        _say(f"resuming at step {state.step}, epoch {state.epoch + 1}, after {state.position:,} samples of it")
+        say(f"resuming at step {state.step}, epoch {state.epoch + 1}, after {state.position:,} samples of it")
 
 
 def _closing(summary: Summary, first_step: int) -> str:
@@ -166,11 +166,6 @@ def _closing(summary: Summary, first_step: int) -> str:
         done = f"done: {summary.steps - first_step} steps at {summary.samples_per_s:,.0f} samples/s"
     figures = "".join(f", {name} {value:.4g}" for name, value in summary.valid.items())
     return f"{done}{figures}" + (f"; stopped early: {summary.stopped}" if summary.stopped else "")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 def _describe(run_dir: RunDir, config: Config, world: World) -> None:
@@ -221,32 +216,39 @@ def _user() -> str:
 
 def _last_words(rank: Rank, error: BaseException) -> int:
     """Say and write down why this rank ends; the exit code."""
-    known = isinstance(error, HvdtrainError)
-    code = 130 if isinstance(error, KeyboardInterrupt) else error.exit_code if isinstance(error, HvdtrainError) else 1
-    text = error.message if isinstance(error, HvdtrainError) else f"{type(error).__name__}: {error}"
-    hint = error.hint if isinstance(error, HvdtrainError) else ""
-    trace = "".join(traceback.format_exception(error))
+    text, hint, code = _reason(rank, error)
+    trace = "" if isinstance(error, HvdtrainError | KeyboardInterrupt) else "".join(traceback.format_exception(error))
     host = socket.gethostname()
     if rank.run_dir is not None:
+        words = {
+            "time": time.time(),
+            "rank": rank.world.rank,
+            "host": host,
+            "phase": rank.where,
+            "error": text,
+            "hint": hint,
+            "traceback": trace,
+            "exit_code": code,
+        }
         with contextlib.suppress(OSError):
-            write_json(
-                rank.run_dir.error_json(rank.world.rank),
-                {
-                    "time": time.time(),
-                    "rank": rank.world.rank,
-                    "host": host,
-                    "phase": rank.where,
-                    "error": text,
-                    "hint": hint,
-                    "traceback": "" if known else trace,
-                    "exit_code": code,
-                },
-            )
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()  # what the recipe printed: an abort runs no exit handler
+            write_json(rank.run_dir.error_json(rank.world.rank), words)
     who = f"rank {rank.world.rank} on {host}, {rank.where}: " if rank.world.size > 1 else ""
-    if not known and not isinstance(error, KeyboardInterrupt):
-        sys.stderr.write(trace)
-    sys.stderr.write(f"Error: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens
+        sys.stdout.flush()  # what the recipe printed: an abort runs no exit handler
+        sys.stderr.write(f"{trace}Error: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
+        sys.stderr.flush()
     return code
+
+
+def _reason(rank: Rank, error: BaseException) -> tuple[str, str, int]:
+    """What happened, what to type, and the exit code."""
+    if isinstance(error, HvdtrainError):
+        return error.message, error.hint, error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        again = f"go on from the last checkpoint with --run-dir {rank.run_dir.path}" if rank.run_dir else ""
+        return f"interrupted: {rank.where}", again, 130
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) and error.code else 1
+        return f"sys.exit({error.code!r}) was called before the end of the training", "", code
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}", "", 1

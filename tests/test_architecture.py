@@ -47,10 +47,10 @@ FLOORS = {
 
 #: library -> modules that may import it
 HOMES = {
-    "torch": {"adapters.torch", "comm.horovod"},
+    "torch": {"adapters.torch", "adapters.torch_reducer", "comm.horovod"},
     "tensorflow": {"adapters.keras", "comm.horovod"},
     "keras": {"adapters.keras"},
-    "horovod": {"adapters.torch", "adapters.keras", "comm.horovod"},
+    "horovod": {"adapters.torch_reducer", "adapters.keras", "comm.horovod"},
     "mpi4py": {"comm.mpi"},
     "tensorboard": {"loggers.tensorboard"},
     "click": {"cli"},

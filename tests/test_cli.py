@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from hvdtrain.rundir import RunDir
 from tests.support.harness import ROOT, hvdtrain
 
 LINEAR = f"{ROOT}/tests/support/recipes.py:linear"
@@ -119,6 +122,51 @@ def test_options_come_from_the_config_file_and_the_command_line_wins(in_tmp):
         "hvdtrain.yaml",
     )
     assert json.loads((in_tmp / "run/summary.json").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize("closed", ["| head -1", ">&-", "> /dev/full"])
+def test_output_that_nobody_can_read_does_not_end_a_training(in_tmp, closed):
+    command = f"{sys.executable} -m hvdtrain train {LINEAR} --run-dir run {closed}"
+    subprocess.run(["bash", "-c", command], cwd=in_tmp, capture_output=True, check=False)
+    assert json.loads((in_tmp / "run/summary.json").read_text())["steps"] == 32
+
+
+def test_ctrl_c_while_a_sample_hangs_ends_soon_and_says_how_to_go_on(in_tmp):
+    (in_tmp / "hangs.py").write_text(
+        "import dataclasses, time\nfrom tests.support import recipes\n"
+        "class Items:\n    def __len__(self): return 99\n    def __getitem__(self, index): time.sleep(100)\n"
+        "def recipe():\n    print('ready', flush=True)\n    return dataclasses.replace(recipes.linear(), train=Items())\n"
+    )
+    command = [sys.executable, "-m", "hvdtrain", "train", "hangs.py", "--run-dir", "run"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=in_tmp, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "files in" in line:
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Error: interrupted: " in errors
+    assert "Traceback" not in errors
+    assert "--run-dir run" in errors
+
+
+def test_a_working_directory_that_is_gone_is_told(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && {sys.executable} -m hvdtrain train x.py"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "the current directory does not exist any more" in result.stderr
+    assert result.returncode == 2
+
+
+def test_a_run_directory_in_use_is_refused(in_tmp):
+    held = RunDir(in_tmp / "run").claim()
+    result = hvdtrain("train", LINEAR, "--run-dir", "run", cwd=in_tmp)
+    assert "is in use by process" in result.stderr
+    assert result.returncode == 2
+    held.close()
 
 
 @pytest.mark.parametrize("example", ["linear_numpy", "torch_digits", "keras_digits"])

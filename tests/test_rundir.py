@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain.rundir import RunDir, read_json_lines, write_json
+from hvdtrain.errors import UsageError
+from hvdtrain.rundir import RunDir, create, read_json_lines, write_json
 
 
 def test_the_names_of_files_do_not_change() -> None:
@@ -62,3 +63,24 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path, cut: int
 def test_an_empty_file_has_no_lines(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").touch()
     assert list(read_json_lines(tmp_path / "lines.jsonl")) == []
+
+
+def test_a_run_directory_is_held_by_one_job_at_a_time(tmp_path: Path) -> None:
+    held = RunDir(tmp_path / "run").claim()
+    with pytest.raises(UsageError, match=rf"in use by process {os.getpid()} on "):
+        RunDir(tmp_path / "run").claim()
+    held.close()
+    RunDir(tmp_path / "run").claim().close()
+
+
+def test_a_run_directory_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written to: "):
+        RunDir(tmp_path / "file").claim()
+
+
+def test_two_jobs_of_the_same_second_get_two_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = {create("a/digits.py") for _ in range(5)}
+    assert len(made) == 5
+    assert all(path.is_dir() and path.parts[0] == "runs" and path.name.startswith("digits-2") for path in made)

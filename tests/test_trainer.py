@@ -240,3 +240,26 @@ def test_ranks_that_are_set_up_otherwise_are_told_apart():
 
     with pytest.raises(HvdtrainError, match="rank 1 is set up otherwise than rank 0: samples 12 instead of 1003, seed 99"):
         Trainer(recipes.linear(), Disagreeing(World())).prepare()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path):
+    recipe = replace(recipes.linear(), train=(np.full((640, recipes.FEATURES), np.nan), np.zeros(640, int)))
+    with pytest.raises(HvdtrainError, match="the training loss is nan in the steps up to 3") as caught:
+        fit(recipe, run_dir=tmp_path, save_every=3, log_every=100)
+    assert caught.value.on_all_ranks
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_sample_that_fails_to_load_is_named():
+    class Items:
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+            if index == 77:
+                raise OSError("a bad disk")
+            return np.zeros(recipes.FEATURES, np.float32), 0
+
+    with pytest.raises(OSError, match="a bad disk") as caught:
+        fit(replace(recipes.linear(), train=Items()))
+    assert caught.value.__notes__ == ["while loading sample 77"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hvdtrain.worker import default_run_dir, pin_device
+from hvdtrain.rundir import default_name
+from hvdtrain.worker import pin_device
 from hvdtrain.world import World
 
 
@@ -39,4 +40,4 @@ def test_a_single_process_keeps_all_gpus():
     ],
 )
 def test_the_default_run_directory_names_the_recipe(recipe, start):
-    assert default_run_dir(recipe).startswith(start)
+    assert str(default_name(recipe)).startswith(start)

@@ -62,6 +62,12 @@ def refuse_sum(loss: object) -> None:
         )
 
 
+_PAIRS = (
+    "several inputs: ((a, b), targets) or ({'a': a, 'b': b}, targets); "
+    "of samples that are dicts make pairs: (sample['x'], sample['y'])"
+)
+
+
 def batch_pair(batch: Any) -> tuple[Any, Any, int]:
     """Inputs, targets and the number of samples of a batch ``(inputs, targets)``.
 
@@ -70,7 +76,10 @@ def batch_pair(batch: Any) -> tuple[Any, Any, int]:
     """
     if not (isinstance(batch, tuple) and len(batch) == 2):
         found = f"a tuple of {len(batch)}" if isinstance(batch, tuple) else f"a {type(batch).__name__}"
-        raise UsageError(f"a batch must be a pair (inputs, targets), got {found}", "several inputs: ((a, b), targets)")
+        raise UsageError(
+            f"a batch must be a pair (inputs, targets), got {found}",
+            _PAIRS,
+        )
     inputs, targets = batch
     first = targets
     while isinstance(first, (tuple, dict)):

@@ -6,6 +6,9 @@ average at all, because Keras 3 calls ``apply`` and no longer the method that th
 
 from __future__ import annotations
 
+import errno
+import math
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,10 +45,15 @@ class KerasAdapter:
                 f"KerasAdapter needs Keras on TensorFlow, the backend is {keras.backend.backend()!r}",
                 "set KERAS_BACKEND=tensorflow, or use TorchAdapter for a torch model",
             )
+        if not isinstance(model, keras.Model):
+            raise UsageError(f"KerasAdapter needs a keras.Model, got a {type(model).__name__}")
         if not model.built:
             raise UsageError(
                 f"the model {model.name!r} is not built yet", "begin it with keras.Input(shape), or call model.build()"
             )
+        if not model.trainable_variables:
+            raise UsageError(f"the model {model.name!r} has no trainable variable", "set layer.trainable = True on some layer")
+        _check_metrics(metrics)
         self.model = model
         self.optimizer = keras.optimizers.get(optimizer)
         self.optimizer.build(model.trainable_variables)
@@ -90,12 +98,15 @@ class KerasAdapter:
         return self._means(self._evaluate(inputs, targets), count)
 
     def save(self, directory: Path) -> None:
-        # A .keras file is put together in memory; HDF5 writing straight to a disk that is full ends the process.
-        self.model.save(directory / "model.keras")
+        # HDF5 ends the whole process when the disk runs full under it (seen with h5py 3.14), so ask first.
+        needed = sum(math.prod(variable.shape) * 8 for variable in self._variables()) + (1 << 16)
+        if shutil.disk_usage(directory).free < needed:
+            raise OSError(errno.ENOSPC, f"no space for {needed:,} bytes", str(directory))
+        self.model.save_weights(directory / "model.weights.h5")
         np.savez(directory / "optimizer.npz", *[variable.value.numpy() for variable in self.optimizer.variables])
 
     def load(self, directory: Path) -> None:
-        self.model.load_weights(directory / "model.keras")
+        self.model.load_weights(directory / "model.weights.h5")
         with np.load(directory / "optimizer.npz", allow_pickle=False) as saved:
             if len(saved) != len(self.optimizer.variables):
                 raise ValueError(f"{len(saved)} optimizer variables, the recipe's has {len(self.optimizer.variables)}")
@@ -112,7 +123,8 @@ class KerasAdapter:
                 loss = tf.reduce_mean(self._loss(targets, outputs))  # a loss given as a function has a value a sample
                 if self.model.losses:  # regularisation: the weights of all ranks add up to 1, so it counts once
                     loss += tf.add_n([tf.cast(term, loss.dtype) for term in self.model.losses])
-                weighted = loss * tf.cast(weight, loss.dtype)
+                # An optimizer that scales the loss divides the gradients again in apply, after its look for infinities.
+                weighted = self.optimizer.scale_loss(loss * tf.cast(weight, loss.dtype))
             gradients = tape.gradient(weighted, [variable.value for variable in variables])
             used.extend(number for number, gradient in enumerate(gradients) if gradient is not None)
             return [tf.convert_to_tensor(gradients[number]) for number in used], self._values(targets, outputs, loss)
@@ -158,6 +170,17 @@ class KerasAdapter:
                 f"the recipe's lr cannot be set: {error}",
                 "give the optimizer a plain learning rate, or leave lr out of the recipe",
             ) from None
+
+
+def _check_metrics(metrics: Any) -> None:
+    hint = 'give functions by name: metrics={"accuracy": keras.metrics.sparse_categorical_accuracy}'
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise UsageError(f"metrics must be a dict of functions, got a {type(metrics).__name__}", hint)
+    for name, figure in (metrics or {}).items():
+        if isinstance(figure, keras.metrics.Metric):  # it adds up by itself, over training and validation alike
+            raise UsageError(f"the metric {name!r} is an object that keeps a state, {type(figure).__name__}", hint)
+        if not callable(figure):
+            raise UsageError(f"the metric {name!r} must be a function of (targets, outputs), got {figure!r}", hint)
 
 
 class _Traced:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvdtrain.adapters import batch_pair, refuse_sum
+from hvdtrain.adapters.torch_reducer import GradientReducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import UsageError
-from hvdtrain.horovod import require
 from hvdtrain.metrics import Mean, Means
 
 #: a figure of (output, target): a scalar, the mean over the samples of the batch
@@ -54,10 +57,17 @@ class TorchAdapter:
                 f"the optimizer updates {foreign} parameters that are not the model's: they would be neither averaged nor saved",
                 "make them part of the model, for example in a torch.nn.ModuleDict or a module that holds both",
             )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise UsageError(
+                f"{type(optimizer).__name__} evaluates the loss several times in a step (it needs a closure), which is not supported",
+                "use an optimizer that updates from the gradient alone",
+            )
         base = optimizer.param_groups[0]["lr"]
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
-        self._reducer: Any = None
+        self._reducer: GradientReducer | None = None
+        self._readable = False
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
@@ -68,24 +78,12 @@ class TorchAdapter:
                 if isinstance(module, torch.nn.Module):
                     module.to(self.device)
         if comm.world.size > 1:
-            require("torch")
-            import horovod.torch as hvd
-
-            hvd.init()
-            self._hvd = hvd
-            # Horovod's wrapper makes a new optimizer out of the groups of the one it is given, without its state, and
-            # works only with those whose constructor allows that. So it gets a plain SGD over the same parameters and
-            # does the reductions; the update stays with the user's own optimizer.
-            self._reducer = hvd.DistributedOptimizer(
-                torch.optim.SGD([p for p in self.model.parameters() if p.requires_grad], lr=0.0),
-                named_parameters=[(f"gradient/{name}", p) for name, p in self.model.named_parameters() if p.requires_grad],
-                op=hvd.Sum,
-                sparse_as_dense=True,  # a rank without samples has no sparse gradient to bring along
-            )
+            self._reducer = GradientReducer(self.model)
 
     def sync(self, root: int = 0) -> None:
         if self._reducer is None:
             return
+        hvd = self._reducer.hvd
         mine = self._comm.world.rank == root
         tensors: list[torch.Tensor] = []
         state = self._state() if mine else None
@@ -95,10 +93,10 @@ class TorchAdapter:
         # Horovod sends memory as it lies, and refuses any other layout than this one.
         _map_tensors(state, lambda tensor: tensors.append(tensor.contiguous()), torch.Tensor)
         handles = [
-            self._hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)
+            hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)
         ]
         for handle in handles:
-            self._hvd.synchronize(handle)
+            hvd.synchronize(handle)
         if not mine:
             self._set_state(state)
 
@@ -107,20 +105,19 @@ class TorchAdapter:
             for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
                 group["lr"] = lr * ratio
         self.model.train()
+        if self._reducer is not None:
+            self._reducer.begin()
         self.optimizer.zero_grad(set_to_none=True)
         inputs, target, count = self._to_device(batch)
         output = None
         if count:
             output = self._forward(inputs)
-            loss = self.loss(output, target)
-            if loss.dim() != 0:
-                raise UsageError(
-                    f"the loss must be a scalar, got shape {tuple(loss.shape)}", "return the mean over the samples, loss.mean()"
-                )
+            loss = _scalar("loss", self.loss(output, target))
+            if not loss.requires_grad:
+                raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
             (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
         if self._reducer is not None:
-            # Gradients this rank did not compute, for want of samples or of use, take part as zeros.
-            self._reducer.synchronize()
+            self._reducer.finish()
         self.optimizer.step()
         with torch.no_grad():
             known = {"loss": loss.detach()} if count else {}
@@ -133,13 +130,19 @@ class TorchAdapter:
         return self._means(self._forward(inputs) if count else None, target, count, {})
 
     def save(self, directory: Path) -> None:
-        torch.save(self._state(), directory / "torch.pt")
+        path = directory / "torch.pt"
+        torch.save(self._state(), path)
+        if not self._readable:  # a checkpoint that the safe loader refuses is none: find out at the first one
+            _read(path, "meta")
+            self._readable = True
 
     def load(self, directory: Path) -> None:
-        self._set_state(torch.load(directory / "torch.pt", map_location="cpu", weights_only=True))
+        self._set_state(_read(directory / "torch.pt", "cpu"))
 
     def _state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        plain: dict[str, Any] = _map_tensors(state, lambda number: number.item(), np.generic)  # the safe loader refuses NumPy's
+        return plain
 
     def _set_state(self, state: Any) -> None:
         self.model.load_state_dict(state["model"])
@@ -168,7 +171,7 @@ class TorchAdapter:
         if not count:
             return dict.fromkeys(self.figures, Mean())
         return {
-            name: Mean.of(known[name] if name in known else figure(output, target), count)
+            name: Mean.of(known[name] if name in known else _scalar(name, figure(output, target)), count)
             for name, figure in self.figures.items()
         }
 
@@ -188,6 +191,35 @@ class _Shape:
 
     def empty(self, device: torch.device) -> torch.Tensor:
         return torch.empty(self.size, dtype=self.dtype, device="cpu" if self.on_host else device)
+
+
+def _read(path: Path, device: str) -> Any:
+    """Load with PyTorch's safe loader, which takes tensors and plain values, and NumPy arrays besides."""
+    with torch.serialization.safe_globals(_NUMPY):
+        try:
+            return torch.load(path, map_location=device, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise UsageError(
+                f"the model's or the optimizer's state holds more than tensors, numbers, text and arrays: {error.args[0].splitlines()[0]}",
+                "keep only such values in buffers, param_groups and get_extra_state()",
+            ) from None
+
+
+_NUMPY: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    np.zeros(0).__reduce__()[0],
+    *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"},
+]
+
+
+def _scalar(name: str, value: Any) -> torch.Tensor:
+    """A figure's value as a 0-d tensor, in float32 at least, since it is added up over many steps."""
+    figure = torch.as_tensor(value)
+    if figure.dim() != 0:
+        shape = tuple(figure.shape)
+        raise UsageError(f"the {name} must be a scalar, got shape {shape}", "return the mean over the samples: .mean()")
+    return figure if figure.dtype == torch.float64 else figure.float()
 
 
 def _map_tensors(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import click
 
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.world import World
 
 #: command -> (module in hvdtrain.cli whose attribute ``command`` is the Click command, one line of help)
@@ -51,6 +51,10 @@ def group() -> None:
 def main(argv: Sequence[str] | None = None, obj: object = None) -> int:
     """Run the command line and return the exit code; errors of the user's are printed without a traceback."""
     try:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise UsageError("the current directory does not exist any more", "cd to one that does") from None
         arguments = list(sys.argv[1:] if argv is None else argv)
         if not arguments and World.from_env().size > 1:
             arguments = ["train"]  # started bare by a launcher: train what hvdtrain.yaml names

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import World
+
+T = TypeVar("T")
 
 #: a vector of numbers
 Numbers = Sequence[float] | NDArray[np.float64]
@@ -42,3 +45,17 @@ class Communicator(Protocol):
 
     def close(self) -> None:
         """Collective. Release what connecting took."""
+
+
+def agree(comm: Communicator, decide: Callable[[], T], *, name: str) -> T:
+    """Collective. Let the primary decide and every rank have its result, or raise its error."""
+    outcome: tuple[T | None, HvdtrainError | None] = (None, None)
+    if comm.world.is_primary:
+        try:
+            outcome = (decide(), None)
+        except HvdtrainError as error:
+            outcome = (None, error)
+    result, failure = comm.broadcast(outcome, name=name)
+    if failure is not None:
+        raise failure.everywhere()
+    return result  # type: ignore[no-any-return]

@@ -70,4 +70,4 @@ class Loader:
                 yield item
         finally:
             closed.set()
-            thread.join()
+            thread.join(timeout=1.0)  # a source that hangs must not hold up the end; the thread is a daemon

@@ -55,9 +55,22 @@ class ItemSource:
 
     def take(self, indices: Indices) -> Any:
         # A rank without a sample still needs the batch's structure and shapes: those of sample 0, emptied.
-        samples = [self.items[int(index)] for index in indices] or [self.items[0]]
-        batch = _stack(samples)
+        samples = [self._sample(index) for index in indices.tolist() or [0]]
+        try:
+            batch = _stack(samples)
+        except Exception as error:
+            error.add_note(
+                f"while stacking samples {indices.tolist()[:8]} into a batch: all need the same structure and shapes"
+            )
+            raise
         return batch if len(indices) else _map(lambda array: array[:0], batch)
+
+    def _sample(self, index: int) -> Any:
+        try:
+            return self.items[index]
+        except Exception as error:
+            error.add_note(f"while loading sample {index}")
+            raise
 
 
 def as_source(data: Any) -> Source:

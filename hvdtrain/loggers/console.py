@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ class ConsoleLogger:
         if self._progress is not None:
             self._progress.update(self._task, completed=state.step, description=text)
             return
-        self._line = f"step {state.step}/{self._total_steps}  {text}  left {self._left(state.step)}\n"
+        self._line = f"step {state.step}/{self._total_steps}  {text}  left {self._left(state.step)}"
         if time.monotonic() - self._printed >= _PLAIN_EVERY_S:
             self._print()
 
@@ -61,8 +62,7 @@ class ConsoleLogger:
         self._print()
 
     def _print(self) -> None:
-        sys.stdout.write(self._line)
-        sys.stdout.flush()
+        say(self._line)
         self._line, self._printed = "", time.monotonic()
 
     def _left(self, step: int) -> str:
@@ -73,6 +73,21 @@ class ConsoleLogger:
             if seconds >= 3600
             else f"{seconds // 60}:{seconds % 60:02}"
         )
+
+
+def say(text: str) -> None:
+    """Print a line. Output that nobody reads any more (``| head``), a closed one or a full disk must not end a training."""
+    if not text:
+        return
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except UnicodeEncodeError:
+        sys.stdout.write(text.encode("ascii", "replace").decode() + "\n")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):
+        pass
 
 
 def _figure(name: str, value: float) -> str:

@@ -5,6 +5,7 @@ Each takes ``out``: a directory where every rank writes the samples of each of i
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -106,3 +107,80 @@ def keras(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
         samples,
         lr=lambda step: 0.05 / (1 + step / 50),
     )
+
+
+def torch_unusual(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+    """An unused head, a frozen layer that is unfrozen on the way, channels-last convolutions, a sparse embedding, tied weights."""
+    import torch
+    import torch.nn.functional as F
+
+    from hvdtrain.adapters.torch import TorchAdapter
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(FEATURES, 4, sparse=True)
+            self.conv = torch.nn.Conv2d(4, 4, 3, padding=1).to(memory_format=torch.channels_last)
+            self.mix = torch.nn.Linear(FEATURES * 4, FEATURES * 4)
+            self.again = torch.nn.Linear(FEATURES * 4, FEATURES * 4)
+            self.again.weight = self.mix.weight
+            self.head = torch.nn.Linear(FEATURES * 4, CLASSES)
+            self.unused = torch.nn.Linear(FEATURES, CLASSES)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            words = self.words(torch.arange(FEATURES)) * inputs[:, :, None]
+            image = words.transpose(1, 2).reshape(-1, 4, 3, 4).to(memory_format=torch.channels_last)
+            hidden = torch.tanh(self.again(torch.tanh(self.mix(self.conv(image).flatten(1)))))
+            return self.head(hidden)
+
+    torch.manual_seed(0)
+    model = Model()
+    model.conv.requires_grad_(False)
+
+    class Unfreeze(hvdtrain.Callback):
+        def on_step_end(self, state: TrainState) -> None:
+            model.conv.requires_grad_(state.step >= 5)
+
+    dense = [parameter for name, parameter in model.named_parameters() if name != "words.weight"]
+    optimizer = torch.optim.SGD(
+        [{"params": dense, "weight_decay": 0.1, "momentum": 0.9}, {"params": [model.words.weight]}], lr=0.02
+    )
+    recipe = _recipe(
+        TorchAdapter(model, optimizer, loss=F.cross_entropy),
+        lambda: [p.detach().numpy() for p in model.parameters()],
+        out,
+        samples,
+    )
+    return dataclasses.replace(recipe, callbacks=(*recipe.callbacks, Unfreeze()))
+
+
+def keras_unusual(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+    """A scaled loss, regularisation, a frozen layer, an unused one, a loss given by name, tied weights."""
+    import keras
+
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    class Model(keras.Model):
+        def __init__(self, width: int) -> None:  # without get_config, as people write them
+            super().__init__()
+            self.frozen = keras.layers.Dense(width, trainable=False)
+            self.tied = keras.layers.Dense(width, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01))
+            self.unused = keras.layers.Dense(width)
+            self.head = keras.layers.Dense(CLASSES, activation="softmax")
+
+        def build(self, shape: tuple[int, ...]) -> None:
+            self.frozen.build(shape)
+            self.tied.build((None, FEATURES))
+            self.unused.build((None, FEATURES))
+            self.head.build((None, FEATURES))
+            self.built = True
+
+        def call(self, inputs):
+            return self.head(self.tied(self.tied(self.frozen(inputs))))
+
+    keras.utils.set_random_seed(0)
+    model = Model(FEATURES)
+    model.build((None, FEATURES))
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), initial_scale=1024.0)
+    adapter = KerasAdapter(model, optimizer, loss="sparse_categorical_crossentropy")
+    return _recipe(adapter, lambda: [variable.value.numpy() for variable in model.variables], out, samples)
