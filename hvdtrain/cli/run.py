@@ -203,7 +203,9 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
             if style.shows(event):
                 click.echo(style.render(event, time.time()), err=event.stream == "err")
         elif isinstance(event, frames.Note):
-            if not watch.any_failed:  # what launchers say about a rank's failure is long, and less than what we know
+            if not watch.any_failed and not output.is_noise(
+                event.text
+            ):  # what launchers say about a rank's failure is long, and less than what we know
                 click.echo(event.text, err=is_error)
         elif isinstance(event, frames.Started) and watch.misplaced():
             raise JobError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hvdtrain.launch import Host
 from hvdtrain.launch.failures import Failure
 from hvdtrain.launch.frames import Ended, Line, Note, Started
@@ -93,3 +95,19 @@ def test_who_is_silent_and_who_never_came_is_known() -> None:
     assert Watch(HOSTS).silent_hosts() == []
     assert watch.never_started() == ["rank 2 on node2"]
     assert list(watch.notes) == ["ORTE has lost communication"]
+
+
+def test_files_that_cannot_be_written_are_given_up_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    files = RankFiles(tmp_path / "file", 2)
+    for rank in (0, 1, 0):
+        files.write(Line(rank, "node1", "out", "text"))
+    files.close()
+    assert caplog.text.count("is not written to") == 1
+
+
+def test_what_tensorflow_writes_at_every_import_is_not_shown() -> None:
+    style = Style(2)
+    noise = "I0000 00:00:1796030805.271820   16614 port.cc:153] oneDNN custom operations are on. You may see"
+    assert not style.shows(Line(0, "node1", "err", noise))
+    assert style.shows(Line(0, "node1", "err", "I0000 00:00:1796030805.27 1 gpu.cc:1] something else"))
