@@ -9,10 +9,11 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import NoReturn
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch import Command, frames
@@ -55,13 +56,48 @@ def run(command: Command, base: Mapping[str, str], on_event: Observer) -> int:
             ) from None
         try:
             forwarding.attach(process)
-            _forward(process, on_event)
-            code = process.wait()
+            with ending_after_us(process.pid):
+                _forward(process, on_event)
+                code = process.wait()
         finally:
             end(process)
     if forwarding.received is not None:
         return 128 + forwarding.received
     return 128 - code if code < 0 else code
+
+
+@contextmanager
+def ending_after_us(group: int) -> Iterator[None]:
+    """While this is open: should this process die, even by SIGKILL, the process group is ended.
+
+    The kernel's parent-death signal reaches the launcher's first process only, and horovodrun's is a shell that keeps it to
+    itself. A forked child waits for the end of a pipe that only we hold open.
+    """
+    reads, writes = os.pipe()
+    watcher = os.fork()
+    if watcher == 0:
+        _watch(reads, group)
+    os.close(reads)
+    try:
+        yield
+    finally:
+        os.write(writes, b".")
+        os.close(writes)
+        os.waitpid(watcher, 0)
+
+
+def _watch(reads: int, group: int) -> NoReturn:
+    """In the child: hold nothing open, hear no signal, and act when the pipe ends without a word."""
+    os.setsid()
+    for number in Forwarding.SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    os.closerange(0, reads)
+    os.closerange(reads + 1, 1 << 16)
+    if os.read(reads, 1) == b"":
+        _signal_group(group, signal.SIGTERM)
+        time.sleep(GRACE_S)
+        _signal_group(group, signal.SIGKILL)
+    os._exit(0)
 
 
 def write_files(files: Mapping[str, str]) -> None:

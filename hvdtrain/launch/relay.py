@@ -112,7 +112,7 @@ def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices
     if chosen:
         extra["CUDA_VISIBLE_DEVICES"] = chosen
     seen = resources.gpus({**environ, **extra})
-    if seen and place.local_size > len(seen) and not share:
+    if seen and place.local_size > len(seen) and not share and not resources.gpus_are_bound(environ):
         raise DeviceError(
             f"rank {place.rank}: local rank {place.local_rank} of {place.local_size}, but the host offers {len(seen)} GPUs "
             f"({', '.join(seen)})"

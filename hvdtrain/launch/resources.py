@@ -79,3 +79,8 @@ def gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
             break  # CUDA stops reading at the first one that it does not know
         devices.append(item.strip())
     return tuple(devices)
+
+
+def gpus_are_bound(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm shows each task GPUs of its own already (``--gpus-per-task``, ``--gpu-bind``): then what a rank sees is its."""
+    return any(environ.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -34,9 +35,9 @@ def run(command: Command) -> int:
     return process.run(command, os.environ, lambda event, is_error: None)
 
 
-def start(tmp_path: Path, trap: str, *before: str) -> tuple[subprocess.Popen[bytes], list[int]]:
+def start(tmp_path: Path, trap: str, *before: str, shell: str = "") -> tuple[subprocess.Popen[bytes], list[int]]:
     script = textwrap.dedent(LAUNCHER.format(trap=trap))
-    argv = [*before, sys.executable, "-c", RUNNER, "/bin/sh", "-c", script, str(tmp_path / "pid")]
+    argv = [*before, sys.executable, "-c", RUNNER, *shlex.split(shell), "/bin/sh", "-c", script, str(tmp_path / "pid")]
     running = subprocess.Popen(argv, cwd=Path(process.__file__).parents[2])
     deadline = time.monotonic() + 20
     files = [tmp_path / "pid.a", tmp_path / "pid.b"]
@@ -139,6 +140,14 @@ def test_a_second_signal_kills_a_launcher_that_does_not_listen(tmp_path: Path) -
 
 def test_when_we_are_killed_the_launcher_is_told_by_the_kernel(tmp_path: Path) -> None:
     running, pids = start(tmp_path, "kill $(cat $0.a $0.b); exit 1")
+    running.kill()
+    running.wait()
+    assert gone(pids, 3)
+
+
+def test_when_we_are_killed_a_launcher_below_a_shell_is_told_too(tmp_path: Path) -> None:
+    """As horovodrun's: the shell takes the kernel's signal and keeps it to itself."""
+    running, pids = start(tmp_path, "kill $(cat $0.a $0.b); exit 1", "/usr/bin/env", shell="/bin/sh -c '\"$@\"; exit $?' sh")
     running.kill()
     running.wait()
     assert gone(pids, 3)
