@@ -125,7 +125,7 @@ def pin_device(world: World, environ: MutableMapping[str, str]) -> None:
     Before a framework is imported: one that sees all of a host's GPUs takes memory on each of them.
     """
     devices = resources.gpus(environ)
-    if not devices or world.size == 1:
+    if not devices or world.size == 1 or resources.gpus_are_bound(environ):
         return
     if world.local_rank >= len(devices):
         log.warning("rank %d shares a GPU: local rank %d, %d GPUs here", world.rank, world.local_rank, len(devices))

@@ -25,6 +25,12 @@ def test_more_ranks_than_gpus_share_them_with_a_warning(caplog):
     assert "rank 2 shares a GPU" in caplog.text
 
 
+def test_a_gpu_that_slurm_has_bound_is_kept():
+    environ = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_PER_TASK": "1"}
+    pin_device(World(rank=3, size=4, local_rank=3, local_size=4, source="slurm"), environ)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
 def test_a_single_process_keeps_all_gpus():
     environ = {"CUDA_VISIBLE_DEVICES": "0,1"}
     pin_device(World(), environ)

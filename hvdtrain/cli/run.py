@@ -202,10 +202,8 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
                 files.write(event)
             if style.shows(event):
                 click.echo(style.render(event, time.time()), err=event.stream == "err")
-        elif isinstance(event, frames.Note):
-            if not watch.any_failed and not output.is_noise(
-                event.text
-            ):  # what launchers say about a rank's failure is long, and less than what we know
+        elif isinstance(event, frames.Note):  # what launchers say about a failed rank is long, and less than what we know
+            if not watch.any_failed and not output.is_noise(event.text):
                 click.echo(event.text, err=is_error)
         elif isinstance(event, frames.Started) and watch.misplaced():
             raise JobError(
