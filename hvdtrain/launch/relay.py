@@ -86,6 +86,11 @@ def as_started(place: Place, environ: Mapping[str, str]) -> Place:
     return place
 
 
+def host_name(environ: Mapping[str, str]) -> str:
+    """This host's name; Slurm's for it where Slurm started us."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 def rank_of(environ: Mapping[str, str]) -> int:
     for name in RANK_NAMES:
         if environ.get(name, "").isdigit():
@@ -408,7 +413,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv[:at])
     place = as_started(place_of(rank_of(os.environ), nodelist.tasks_per_node(args.slots)), os.environ)
     cpus = resources.usable_cpus(resources.affinity())
-    relay = Relay(place, socket.gethostname(), args.errors, args.grace)
+    relay = Relay(place, host_name(os.environ), args.errors, args.grace)
     try:
         extra = environment_for(place, os.environ, cpus, args.devices, share=args.share_devices)
     except DeviceError as error:
