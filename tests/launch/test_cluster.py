@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.harness import RECIPES, weights
 from tests.support.hosts import ROOT, STATE, Cluster, emulated
+from tests.support.mpis import OTHERS, python_with
 
 pytestmark = pytest.mark.ranks
 
@@ -51,6 +52,23 @@ def test_a_recipe_trains_on_two_hosts_to_the_same_weights_on_all_ranks(
     assert "[0 node1] " in done.stdout
     assert not cluster.left(5)
     print(f"{launcher:16} {hosts:16} {framework:6} same weights on 4 ranks, {time.monotonic() - started:.1f} s")
+
+
+@pytest.mark.parametrize("mpi", OTHERS)
+@pytest.mark.parametrize("hosts", ["node1:1,node2:1", "node1:2,node2:1"])
+def test_the_ranks_of_every_mpi_meet_across_hosts(cluster: Cluster, tmp_path: Path, mpi: str, hosts: str) -> None:
+    python = python_with(mpi)
+    program = (
+        "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(1), MPI.Get_processor_name(), MPI.Get_library_version())"
+    )
+    words = [python, "-m", "hvdtrain", "run", "-H", hosts, "--", python, "-c", program]
+    done = cluster.run("node1", *words, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    size = 2 if hosts == "node1:1,node2:1" else 3
+    said = [line for line in done.stdout.splitlines() if f"] {size} node" in line]
+    assert len(said) == size, done.stdout + done.stderr
+    assert all(line.split()[1].strip("]") == line.split()[3] and OTHERS[mpi][1] in line for line in said), said
+    assert not cluster.left(5)
 
 
 #: Ranks that reduce in a loop; with MPI through mpi4py, with Gloo through Horovod.
