@@ -203,7 +203,7 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
             if style.shows(event):
                 click.echo(style.render(event, time.time()), err=event.stream == "err")
         elif isinstance(event, frames.Note):  # what launchers say about a failed rank is long, and less than what we know
-            if not watch.any_failed and not output.is_noise(event.text):
+            if (not watch.any_failed or job.elastic is not None) and not output.is_noise(event.text):
                 click.echo(event.text, err=is_error)
         elif isinstance(event, frames.Started) and watch.misplaced() and not _all_here(job.hosts):
             raise JobError(

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.hosts import Cluster
 from tests.support.slurm import slurm
 
 pytestmark = pytest.mark.ranks
 
+Salloc = Callable[..., "subprocess.CompletedProcess[str]"]
 RUN = [sys.executable, "-m", "hvdtrain", "run"]
 MEET = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank + 1), c.size)"
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with slurm(tmp_path_factory.mktemp("slurm")) as hosts:
-        yield hosts
+def salloc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Salloc]:
+    """Run a command inside a new allocation."""
+    with slurm(tmp_path_factory.mktemp("slurm")) as (cluster, conf):
+        yield lambda *words, cwd: cluster.run("node1", "env", f"SLURM_CONF={conf}", "salloc", *words, cwd=cwd, timeout=120)
 
 
 SHAPES = {
@@ -32,19 +34,18 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_inside_an_allocation_srun_starts_the_ranks_where_slurm_put_them(
-    cluster: Cluster, tmp_path: Path, shape: tuple[str, ...]
+    salloc: Salloc, tmp_path: Path, shape: tuple[str, ...]
 ) -> None:
     """Unequal numbers of tasks too; and the ranks meet over MPI."""
-    done = cluster.run("node1", "salloc", *shape, *RUN, "--", sys.executable, "-c", MEET, cwd=tmp_path, timeout=120)
+    done = salloc(*shape, *RUN, "--", sys.executable, "-c", MEET, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "launcher: srun (inside a Slurm job, with pmix)" in done.stderr
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == SHAPES[shape]
 
 
-def test_a_failed_task_ends_the_step_with_its_code(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_failed_task_ends_the_step_with_its_code(salloc: Salloc, tmp_path: Path) -> None:
     started = time.monotonic()
     words = [
-        "salloc",
         "-N2",
         "-n2",
         "--ntasks-per-node=1",
@@ -54,15 +55,15 @@ def test_a_failed_task_ends_the_step_with_its_code(cluster: Cluster, tmp_path: P
         "-c",
         "[ $SLURM_PROCID = 1 ] && exit 7; sleep 100",
     ]
-    done = cluster.run("node1", *words, cwd=tmp_path, timeout=90)
+    done = salloc(*words, cwd=tmp_path)
     assert done.returncode == 7, done.stdout + done.stderr
     assert "Error: rank 1 on node2 failed first: exit code 7" in done.stderr
     assert time.monotonic() - started < 30
 
 
-def test_variables_reach_the_tasks_by_name(cluster: Cluster, tmp_path: Path) -> None:
+def test_variables_reach_the_tasks_by_name(salloc: Salloc, tmp_path: Path) -> None:
     script = 'printf "%s|%s\\n" "$A" "$PYTHONPATH"'
-    words = ["salloc", "-N2", "-n2", "env", "PYTHONPATH=/some where", *RUN, "--env", "A=b, c='d' $e", "--", "sh", "-c", script]
-    done = cluster.run("node1", *words, cwd=tmp_path, timeout=90)
+    words = ["-N2", "-n2", "env", "PYTHONPATH=/some where", *RUN, "--env", "A=b, c='d' $e", "--", "sh", "-c", script]
+    done = salloc(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("] b, c='d' $e|/some where\n") == 2, done.stdout

@@ -41,35 +41,33 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 @contextmanager
-def slurm(folder: Path) -> Iterator[Cluster]:
-    """Two hosts with a running Slurm; SLURM_CONF is set while this is open."""
+def slurm(folder: Path) -> Iterator[tuple[Cluster, str]]:
+    """Two hosts with a running Slurm, and the path of its configuration for SLURM_CONF."""
     missing = [program for program in NEEDS if shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin") is None]
     if missing:
         pytest.skip(f"Slurm needs {' '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge libpmix-dev)")
     with emulated(2) as cluster:
-        (folder / "slurm.conf").write_text(_CONF.format(folder=folder))
+        conf = str(folder / "slurm.conf")
+        Path(conf).write_text(_CONF.format(folder=folder))
         for name in ("state", "spool.node1", "spool.node2", "tmp.node1", "tmp.node2"):
             (folder / name).mkdir()
-        os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
-        try:
-            munge = [
-                f"--{name}={folder}/munged.{end}"
-                for name, end in (("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"))
-            ]
-            subprocess.run(["mungekey", "-c", "-k", folder / "munge.key"], check=True)
-            started = [
-                ("node1", ["munged", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock", *munge, "--force"]),
-                ("node1", ["slurmctld"]),
-                ("node1", ["slurmd", "-N", "node1"]),
-                ("node2", ["slurmd", "-N", "node2"]),
-            ]
-            for node, command in started:
-                done = cluster.run(node, *command, cwd=folder)
-                assert done.returncode == 0, done.stdout + done.stderr
-            deadline = time.monotonic() + 30
-            while "idle" not in (state := cluster.run("node1", "sinfo", "-h", "-o", "%D %t", cwd=folder).stdout):
-                assert time.monotonic() < deadline, state
-                time.sleep(0.2)
-            yield cluster
-        finally:
-            del os.environ["SLURM_CONF"]
+        munge = [
+            f"--{name}={folder}/munged.{end}" for name, end in (("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"))
+        ]
+        subprocess.run(["mungekey", "-c", "-k", folder / "munge.key"], check=True)
+        started = [
+            ("node1", ["munged", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock", *munge, "--force"]),
+            ("node1", ["slurmctld"]),
+            ("node1", ["slurmd", "-N", "node1"]),
+            ("node2", ["slurmd", "-N", "node2"]),
+        ]
+        for node, command in started:
+            done = cluster.run(node, "env", f"SLURM_CONF={conf}", *command, cwd=folder)
+            assert done.returncode == 0, done.stdout + done.stderr
+        deadline = time.monotonic() + 30
+        while "idle" not in (
+            state := cluster.run("node1", "env", f"SLURM_CONF={conf}", "sinfo", "-h", "-o", "%D %t", cwd=folder).stdout
+        ):
+            assert time.monotonic() < deadline, state
+            time.sleep(0.2)
+        yield cluster, conf
