@@ -94,8 +94,10 @@ def _watch(reads: int, group: int) -> NoReturn:
     os.closerange(0, reads)
     os.closerange(reads + 1, 1 << 16)
     if os.read(reads, 1) == b"":
+        end_at = time.monotonic() + GRACE_S
         _signal_group(group, signal.SIGTERM)
-        time.sleep(GRACE_S)
+        while _signal_group(group, 0) and time.monotonic() < end_at:
+            time.sleep(0.05)
         _signal_group(group, signal.SIGKILL)
     os._exit(0)
 
@@ -188,11 +190,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _signal_group(group: int, number: int) -> None:
+def _signal_group(group: int, number: int) -> bool:
+    """Whether there was anybody to hear it."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
-        pass
+        return False
+    return True
 
 
 def dies_with_us(number: int = signal.SIGTERM) -> Callable[[], None]:
