@@ -28,7 +28,7 @@ def framed(rank: int, text: str, **more: bool) -> bytes:
     return b"".join(encode(rank, f"node{rank}", "o", text, **more))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=st.text(max_size=3000).filter(lambda text: not set(text) & set("\n\r\x1d\x1e\x1f")), chunk=st.integers(1, 100))
 def test_any_line_comes_back_whole(text: str, chunk: int) -> None:
     clean = text.encode("utf-8", "backslashreplace").decode()
@@ -87,7 +87,7 @@ def test_a_frame_fits_into_one_atomic_write() -> None:
     assert longest <= 4096
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=400), chunk=st.integers(1, 50))
 def test_any_bytes_are_decoded_to_something(data: bytes, chunk: int) -> None:
     for event in decode(data, chunk):

@@ -61,14 +61,14 @@ def read_back(text: str, dialect: str) -> tuple[Host, ...]:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_render_then_parse_is_the_identity(dialect: str, data: st.DataObject) -> None:
     hosts = data.draw(host_lists(dialect))
     assert read_back(hostfile.render(hosts, dialect), dialect) == hosts
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(hosts=host_lists("hvdtrain"), data=st.data())
 def test_blanks_comments_and_line_ends_change_nothing(hosts: tuple[Host, ...], data: st.DataObject) -> None:
     text = ""
@@ -80,7 +80,7 @@ def test_blanks_comments_and_line_ends_change_nothing(hosts: tuple[Host, ...], d
     assert parse(text.rstrip("\r\n")).hosts == hosts
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=st.text(max_size=200))
 def test_any_text_is_a_value_or_an_error_with_lines(text: str) -> None:
     check(text)
