@@ -58,6 +58,7 @@ def main() -> None:
     args = parser.parse_args()
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}"
     env = {**os.environ, "PATH": path}
+    env.pop("PYTHONDONTWRITEBYTECODE", None)  # else every start compiles our modules anew, which no installation does
     commands = variants(args.ranks)
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(args.rounds + 1):

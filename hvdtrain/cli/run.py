@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from hvdtrain import rundir
-from hvdtrain.config import read_file
 from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
     GRACE_S,
@@ -330,7 +329,10 @@ def _recipe(what: tuple[str, ...], dry_run: bool) -> Work:
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
     config = _option(options, "--config")
     named = _option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR")
-    named = named or (read_file(Path(config)).get("run_dir") if config else None)
+    if not named and config:
+        from hvdtrain.config import read_file  # it imports NumPy, which takes longer than all else here
+
+        named = read_file(Path(config)).get("run_dir")
     run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
     if not named:
         options = ["--run-dir", str(run_dir), *options]
