@@ -286,7 +286,7 @@ class Relay:
     def _kill(self, number: int, frame: FrameType | None) -> None:
         if self._child is not None:
             _signal_group(self._child.pid, signal.SIGKILL)
-        _kill_descendants()
+            _kill_descendants(keep=self._child.pid)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self._child is not None:
@@ -363,7 +363,7 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _kill_descendants() -> None:
+def _kill_descendants(keep: int = 0) -> None:
     """End what is left below us, also what left its session: as their subreaper we inherit it."""
     for _ in range(50):
         below = _descendants(os.getpid())
@@ -372,9 +372,9 @@ def _kill_descendants() -> None:
         for pid in below:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            if pid != keep:  # the rank itself is waited for elsewhere, where its exit code is wanted
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
 
 

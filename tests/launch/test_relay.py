@@ -182,7 +182,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Pa
     code, events = finish(running)
     assert code == 137
     assert ended(events)["told"] == signal.SIGTERM
-    assert 1.4 < time.monotonic() - started < 4
+    assert 1.4 < time.monotonic() - started < 10
 
 
 def test_a_polite_end_is_not_a_failure_of_the_rank(tmp_path: Path) -> None:
