@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -53,24 +55,34 @@ def run(
     ``shielded`` lets the command finish first instead: for steps that must not stop half-way.
     """
     errors = subprocess.PIPE if apart else subprocess.STDOUT
-    process = _start(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=errors)
-    interrupted: KeyboardInterrupt | None = None
-    while True:
+    with _interrupts_wait() if shielded else contextlib.nullcontext():
+        process = _start(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=errors)
         try:
             output, error_output = process.communicate(timeout=timeout_s)
-            break
         except subprocess.TimeoutExpired:
             end_group(process)
             output, error_output = process.communicate()
             return Result(process.returncode, output, error_output or "", timed_out=True)
-        except KeyboardInterrupt as interrupt:
-            if not shielded:
-                end_group(process)
-                raise
-            interrupted = interrupt
-    if interrupted is not None:
-        raise interrupted
-    return Result(process.returncode, output, error_output or "")
+        except KeyboardInterrupt:
+            end_group(process)
+            raise
+        return Result(process.returncode, output, error_output or "")
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Hold an interrupt back until the end of the block. Only the main thread gets any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt
 
 
 def stream(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: IO[str], on_line: Callable[[str], None]) -> int:
