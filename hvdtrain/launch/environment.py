@@ -49,8 +49,12 @@ _OURS_ALONE = (
 )
 
 _SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW(OR)?D|PASSPHRASE|CREDENTIAL|API_?KEY|(ACCESS|PRIVATE|AUTH|ENCRYPTION)_?KEY", re.IGNORECASE
+    r"TOKEN(?!I|S)|SECRET|PASSW(OR)?D|PASSPHRASE|SSHPASS|CREDENTIAL|API_?KEY|(ACCESS|PRIVATE|AUTH|ENCRYPTION|WANDB)_?KEY"
+    r"|(?:^|_)(?:PASS|PWD|JWT|PAT|COOKIE|CREDS)$",
+    re.IGNORECASE,
 )
+#: quoted text is kept as it is; outside of it, # begins a comment at the start of a word only
+_COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<!\S)#[^\n]*""", re.DOTALL)
 _PORTABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -112,7 +116,7 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
                 )
             found = {name: value}
         elif any(char in name for char in "*?["):
-            found = {known: environ[known] for known in environ if fnmatch.fnmatchcase(known, name)}
+            found = {known: value for known, value in environ.items() if fnmatch.fnmatchcase(known, name) and _may_match(known)}
         elif name in environ:
             found = {name: environ[name]}
         else:
@@ -125,12 +129,13 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
 def read_file(path: str | Path) -> dict[str, str]:
     """``NAME=VALUE`` lines; quoting as in a shell (values may span lines), comments with ``#``, an optional ``export``."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = _COMMENT.sub(lambda match: match[1] or "", Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--env-file '{path}' cannot be read: {error}", "write one NAME=VALUE on each line") from None
     stream = io.StringIO(text)
     reader = shlex.shlex(stream, posix=True)
     reader.whitespace_split = True
+    reader.commenters = ""
     values: dict[str, str] = {}
     while True:
         try:
@@ -143,9 +148,15 @@ def read_file(path: str | Path) -> dict[str, str]:
         if word == "export":
             continue
         if not equals or not is_portable(name):
+            what = f"'{name[:20]}=...'" if equals else "a word"  # which may be the rest of a secret
             line = text.count("\n", 0, max(stream.tell() - 1, 0)) + 1
-            raise UsageError(f"{path}:{line}: '{name[:20]}' is not NAME=VALUE", 'quote values with spaces: NAME="a value"')
+            raise UsageError(f"{path}:{line}: {what} is not NAME=VALUE", 'quote values with spaces: NAME="a value"')
         values[name] = value
+
+
+def _may_match(name: str) -> bool:
+    """Whether a pattern of the user's may pass this variable: secrets and a rank's identity pass only when they are named."""
+    return name != "PWD" and not is_secret(name) and not matches(name, _OURS_ALONE) and is_portable(name)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

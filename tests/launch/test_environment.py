@@ -82,8 +82,8 @@ def test_an_env_file_is_read_as_a_shell_would(tmp_path: Path) -> None:
 
 
 BAD_FILES = {
-    "A=1\nB two\n": "env:2: 'B' is not NAME=VALUE",
-    "A=1\nB.C=2\n": "env:2: 'B.C' is not NAME=VALUE",
+    "A=1\nB two\n": "env:2: a word is not NAME=VALUE",
+    "A=1\nB.C=2\n": "env:2: 'B.C=...' is not NAME=VALUE",
     "A='1\n": "a quote is not closed",
 }
 
@@ -99,3 +99,41 @@ def test_a_bad_env_file_says_where(text: str, tmp_path: Path) -> None:
 def test_a_missing_env_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         environment.read_file(tmp_path / "nope")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("TOKEN=ab#cd\n", {"TOKEN": "ab#cd"}),
+        ("URL=http://x/#frag # a comment, don't stop\n# another\nB=1\n", {"URL": "http://x/#frag", "B": "1"}),
+        ('\ufeffA="x # y"\n', {"A": "x # y"}),
+        ("A='two\n# lines' B=2", {"A": "two\n# lines", "B": "2"}),
+    ],
+)
+def test_a_hash_begins_a_comment_only_at_the_start_of_a_word(tmp_path: Path, text: str, values: dict[str, str]) -> None:
+    (tmp_path / "env").write_text(text, encoding="utf-8")
+    assert environment.read_file(tmp_path / "env") == values
+
+
+def test_a_mistake_in_an_env_file_does_not_print_what_may_be_a_secret(tmp_path: Path) -> None:
+    (tmp_path / "env").write_text("DB_PASSWORD=correct horse-battery\n")
+    with pytest.raises(UsageError) as caught:
+        environment.read_file(tmp_path / "env")
+    assert "horse" not in str(caught.value)
+    assert f"{tmp_path}/env:1: " in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["DB_PASS", "SSHPASS", "SLURM_JWT", "MYSQL_PWD", "GITHUB_PAT", "WANDB_API_KEY", "HTTP_COOKIE"])
+def test_names_of_secrets_are_known(name: str) -> None:
+    assert environment.is_secret(name)
+
+
+@pytest.mark.parametrize("name", ["NUMEXPR_TOKENS", "TOKENIZERS_PARALLELISM", "PATH", "PASSES", "OMP_NUM_THREADS"])
+def test_names_that_only_look_so_are_not(name: str) -> None:
+    assert not environment.is_secret(name)
+
+
+def test_a_pattern_passes_neither_secrets_nor_another_rank_s_identity() -> None:
+    environ = {"WANDB_API_KEY": "s", "WANDB_MODE": "offline", "HOROVOD_RANK": "3", "BASH_FUNC_x%%": "() { :; }"}
+    assert dict(environment.select(environ, ["*"]).values) == {"WANDB_MODE": "offline"}
+    assert dict(environment.select(environ, ["WANDB_API_KEY"]).values) == {"WANDB_API_KEY": "s"}
