@@ -110,7 +110,14 @@ def option(*names: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[
 @option("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
 @option("--timestamps", is_flag=True, help="Begin each line with the time.")
 @option("--log-dir", metavar="DIR", help="Write DIR/rank-N/stdout and stderr.  [default: RUN-DIR/logs]")
-@option("--grace", type=float, default=GRACE_S, show_default=True, metavar="S", help="Seconds for a rank to end by itself.")
+@option(
+    "--grace",
+    type=click.FloatRange(0.1, 3600),
+    default=GRACE_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds for a rank to end by itself.",
+)
 @option("--share-devices", is_flag=True, help="Allow several ranks on one GPU.")
 @option("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
 @option("--dry-run", is_flag=True, help="Print the command and stop.")
@@ -211,7 +218,7 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
         return LAUNCHER_S if watch.any_failed and job.elastic is None else None
 
     try:
-        code = process.run(started, base, on_event)
+        code = process.run(started, base, on_event, grace_s=job.grace_s)
     finally:
         if files is not None:
             files.close()

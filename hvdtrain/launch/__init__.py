@@ -147,7 +147,7 @@ class Command:
             elif before and value.endswith(f":{before}"):
                 words.append(f'{name}={shlex.quote(value.removesuffix(before))}"${name}"')
             else:
-                words.append(f"{name}={shlex.quote(value)}")
+                words.append(f"{shlex.quote(name)}={shlex.quote(value)}")
         if words or not self.inherit:
             words = ["env", *(() if self.inherit else ("-i",)), *words]
         return " ".join([*words, shlex.join(self.argv)])

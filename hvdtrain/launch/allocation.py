@@ -52,8 +52,9 @@ def _slurm(environ: Mapping[str, str]) -> Hosts:
 def _node_file(path: str, source: str, read: Callable[[str], str]) -> Hosts:
     try:
         text = read(path)
-    except OSError as error:
-        raise UsageError(f"{source} cannot be read: {error.strerror}", "name the hosts: -H node1:4,node2:4") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise UsageError(f"{source} cannot be read: {why}", "name the hosts: -H node1:4,node2:4") from None
     listed = hostfile.parse(text, source=source)
     # A name that comes once is one slot: in these files nobody forgot to write it.
     return Hosts(listed.hosts, source)

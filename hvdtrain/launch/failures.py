@@ -41,10 +41,10 @@ class Failure:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Failure:
         """From JSON; a field that is missing or of another type is left empty, since a dying rank may write anything."""
-        code = record.get("exit_code")
+        code, rank, moment = record.get("exit_code"), record.get("rank"), record.get("time")
         return cls(
-            rank=int(record.get("rank", -1)),
-            time=float(record.get("time", 0.0)),
+            rank=rank if isinstance(rank, int) else -1,
+            time=float(moment) if isinstance(moment, int | float) else 0.0,
             **{name: str(record.get(name) or "") for name in ("host", "phase", "error", "hint", "traceback")},
             exit_code=code if isinstance(code, int) else None,
         )

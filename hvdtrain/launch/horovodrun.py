@@ -86,7 +86,8 @@ class Horovodrun:
             # Not --hostfile: its parser dies on blank lines and comments. It starts a rank for every slot it is told of.
             return [*np, "-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
         maximum = ["--max-np", str(job.elastic.max_np)] if job.elastic.max_np is not None else []
-        return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", job.elastic.discovery_script]
+        script = shlex.quote(job.elastic.discovery_script)  # Horovod gives it to a shell
+        return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", script]
 
     def _mpi_args(self, job: Job, gloo: bool) -> list[str]:
         if gloo or self.mpi is None:
@@ -98,8 +99,12 @@ class Horovodrun:
         return [*argv, f"--mpi-args={shlex.join(args)}"] if args else argv
 
     def _environment(self, job: Job, gloo: bool) -> dict[str, str]:
+        # Local ranks keep the GPUs that this shell was given; other hosts have their own.
+        patterns = _NEEDS if job.is_remote else (*_NEEDS, "*CUDA_VISIBLE_DEVICES")
         needed = {
-            name: value for name, value in self.environ if environment.matches(name, _NEEDS) and environment.is_portable(name)
+            name: value
+            for name, value in self.environ
+            if environment.matches(name, patterns) and environment.is_portable(name) and not environment.is_secret(name)
         }
         values = {**needed, **job.env}
         if self.mpi is not None and not gloo:  # it runs the mpirun that is first on PATH, and the ranks must load the same MPI

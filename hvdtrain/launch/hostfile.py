@@ -113,6 +113,8 @@ def read(path: str | Path, *, strict: bool = False) -> Hosts:
         raise UsageError(f"hostfile '{path}' is a directory", "name a file with lines such as 'node01 slots=4'") from None
     except PermissionError:
         raise UsageError(f"hostfile '{path}' may not be read by this user", f"try: chmod +r {path}") from None
+    except OSError as error:
+        raise UsageError(f"hostfile '{path}' cannot be read: {error.strerror}", "check its path") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise HostfileError(

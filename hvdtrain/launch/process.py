@@ -18,8 +18,10 @@ from typing import NoReturn
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch import Command, frames
 
-#: How long a launcher has to end its ranks after a polite signal, before everything is killed.
-GRACE_S = 8.0
+#: How long a launcher has at least to end its ranks after a polite signal, before everything is killed.
+PATIENCE_S = 8.0
+#: What a launcher itself needs beyond the time that its ranks are given.
+_LAUNCHERS_OWN_S = 3.0
 #: How long output may still come after the launcher is gone.
 _DRAIN_S = 1.0
 
@@ -30,14 +32,16 @@ _PR_SET_PDEATHSIG = 1
 Observer = Callable[[frames.Event, bool], float | None]
 
 
-def run(command: Command, base: Mapping[str, str], on_event: Observer) -> int:
+def run(command: Command, base: Mapping[str, str], on_event: Observer, *, grace_s: float = 0.0) -> int:
     """Start the command, hand on its output and our signals, wait, and return an exit code as a shell counts it (128 + signal).
 
-    SIGINT, SIGTERM and SIGHUP end the job politely, a second signal or ``GRACE_S`` at once. Signals that were ignored when we
+    SIGINT, SIGTERM and SIGHUP end the job politely, a second signal at once. After the polite end the launcher has
+    ``PATIENCE_S``, or longer where its ranks have: ``grace_s``. Signals that were ignored when we
     started (``nohup``, or a script's ``&``) stay ignored. When this process is killed, the launcher gets SIGTERM by the kernel.
     """
     write_files(command.files)
-    with Forwarding() as forwarding:  # before the start: a signal in between must not leave a launcher without us
+    patience_s = max(PATIENCE_S, grace_s + _LAUNCHERS_OWN_S)
+    with Forwarding(patience_s) as forwarding:  # before the start: a signal in between must not leave a launcher without us
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -56,18 +60,18 @@ def run(command: Command, base: Mapping[str, str], on_event: Observer) -> int:
             ) from None
         try:
             forwarding.attach(process)
-            with ending_after_us(process.pid):
-                _forward(process, on_event)
+            with ending_after_us(process.pid, patience_s):
+                _forward(process, on_event, patience_s)
                 code = process.wait()
         finally:
-            end(process)
+            end(process, patience_s)
     if forwarding.received is not None:
         return 128 + forwarding.received
     return 128 - code if code < 0 else code
 
 
 @contextmanager
-def ending_after_us(group: int) -> Iterator[None]:
+def ending_after_us(group: int, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """While this is open: should this process die, even by SIGKILL, the process group is ended.
 
     The kernel's parent-death signal reaches the launcher's first process only, and horovodrun's is a shell that keeps it to
@@ -76,7 +80,7 @@ def ending_after_us(group: int) -> Iterator[None]:
     reads, writes = os.pipe()
     watcher = os.fork()
     if watcher == 0:
-        _watch(reads, group)
+        _watch(reads, group, patience_s)
     os.close(reads)
     try:
         yield
@@ -86,7 +90,7 @@ def ending_after_us(group: int) -> Iterator[None]:
         os.waitpid(watcher, 0)
 
 
-def _watch(reads: int, group: int) -> NoReturn:
+def _watch(reads: int, group: int, patience_s: float) -> NoReturn:
     """In the child: hold nothing open, hear no signal, and act when the pipe ends without a word."""
     os.setsid()
     for number in Forwarding.SIGNALS:
@@ -94,7 +98,7 @@ def _watch(reads: int, group: int) -> NoReturn:
     os.closerange(0, reads)
     os.closerange(reads + 1, 1 << 16)
     if os.read(reads, 1) == b"":
-        end_at = time.monotonic() + GRACE_S
+        end_at = time.monotonic() + patience_s
         _signal_group(group, signal.SIGTERM)
         while _signal_group(group, 0) and time.monotonic() < end_at:
             time.sleep(0.05)
@@ -113,7 +117,8 @@ class Forwarding(AbstractContextManager["Forwarding"]):
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
         self.received: int | None = None
@@ -148,10 +153,10 @@ class Forwarding(AbstractContextManager["Forwarding"]):
 
     def _end_politely(self, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+        signal.setitimer(signal.ITIMER_REAL, self._patience_s)
 
 
-def _forward(process: subprocess.Popen[bytes], on_event: Observer) -> None:
+def _forward(process: subprocess.Popen[bytes], on_event: Observer, patience_s: float) -> None:
     """Until both streams end; a process that the launcher left behind may hold them open, so not long after it is gone."""
     assert process.stdout is not None
     assert process.stderr is not None
@@ -173,17 +178,17 @@ def _forward(process: subprocess.Popen[bytes], on_event: Observer) -> None:
             if not gone_at and process.poll() is not None:
                 gone_at = time.monotonic()
             if time.monotonic() > end_at and not gone_at:
-                end(process)
+                end(process, patience_s)
             if gone_at and time.monotonic() - gone_at > _DRAIN_S:
                 break
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> None:
     """End what is left of the process and its group: politely, so that it can end other hosts' ranks, then by force."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(timeout=GRACE_S)
+            process.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
             pass
     _signal_group(process.pid, signal.SIGKILL)

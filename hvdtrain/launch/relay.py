@@ -115,7 +115,7 @@ def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices
         extra["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else ranks that wait take the CPU from the one they wait for
     chosen = devices.split(";")[place.node] if devices and place.node < devices.count(";") + 1 else ""
     if chosen:
-        extra["CUDA_VISIBLE_DEVICES"] = chosen
+        extra["CUDA_VISIBLE_DEVICES"] = _among(chosen, environ)
     seen = resources.gpus({**environ, **extra})
     if seen and place.local_size > len(seen) and not share and not resources.gpus_are_bound(environ):
         raise DeviceError(
@@ -123,6 +123,17 @@ def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices
             f"({', '.join(seen)})"
         )
     return extra
+
+
+def _among(chosen: str, environ: Mapping[str, str]) -> str:
+    """The chosen device numbers as CUDA's names: they count what the user lets be seen, as CUDA's own numbers do."""
+    if "CUDA_VISIBLE_DEVICES" not in environ:
+        return chosen
+    visible = resources.gpus(environ)
+    beyond = [number for number in chosen.split(",") if int(number) >= len(visible)]
+    if beyond:
+        raise DeviceError(f"device {beyond[0]} was chosen, but CUDA_VISIBLE_DEVICES shows {len(visible)}: {', '.join(visible)}")
+    return ",".join(visible[int(number)] for number in chosen.split(","))
 
 
 class Relay:
