@@ -36,7 +36,7 @@ OMPI5 = Mpi("openmpi", (5, 0, 11), "/opt/env/bin/mpirun", "/opt/env")
 
 
 def job(hosts: tuple[Host, ...] = UNEQUAL, **more: object) -> Job:
-    return Job(ARGV, hosts, sum(host.slots for host in hosts), ENV, cwd="/work dir", launch_dir="runs/r/launch", **more)  # type: ignore[arg-type]
+    return Job(ARGV, hosts, sum(host.slots for host in hosts), ENV, cwd="/home/al/a folder", launch_dir="runs/r/launch", **more)  # type: ignore[arg-type]
 
 
 def horovodrun(mpi: Mpi | None = OMPI4) -> Horovodrun:
