@@ -16,8 +16,8 @@ GOAL = 0.95
 
 def main() -> int:
     started = time.strftime("%Y%m%d-%H%M%S")
-    console = Console(highlight=False)
-    table = Table("framework", "ranks", "steps", "samples/s", "valid. accuracy", Column("run directory", overflow="fold"))
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("framework", "ranks", "steps", "samples/s", "valid. accuracy", Column("run directory", no_wrap=True))
     good = True
     for name, recipe in RECIPES.items():
         run_dir = Path("runs") / f"demo-{started}" / recipe.stem

@@ -25,6 +25,8 @@ from hvdtrain.lr import Schedule
 
 RecipeFunction = Callable[..., "Recipe"]
 
+#: modules whose package has another name
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "pillow", "yaml": "PyYAML", "cv2": "opencv-python", "skimage": "scikit-image"}
 _FORMS = "give FILE.py, FILE.py:function or package.module:function"
 
 
@@ -195,9 +197,15 @@ def _raised(what: str, error: Exception, filename: str, command: str) -> UsageEr
     text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return UsageError(
-            f"{where}: {text}", f"pip install the package that has {error.name!r} into {sys.prefix}, on every host"
+            f"{where}: {text}", f"pip install {_PACKAGES.get(error.name, error.name)} into {sys.prefix}, on every host"
         )
     return UsageError(f"{what} failed at {where}: {text}", f"{command} shows the whole traceback")
+
+
+def defaults(function: RecipeFunction) -> dict[str, Any]:
+    """The recipe's parameters that have a default, with it."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
 def _name(function: RecipeFunction) -> str:

