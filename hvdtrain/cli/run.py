@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -135,8 +136,10 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **op
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
     work = Work(what) if is_program else _recipe(what, dry_run)
-    with _no_empty(work.run_dir):
-        return _start(work, hosts, elastic, np, base, options, dry_run=dry_run)
+    # A program has no run directory: what its launcher has to read lies in a folder of its own, so that jobs do not meet there.
+    with _no_empty(work.run_dir), tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
+        launch_dir = work.run_dir / "launch" if work.run_dir is not None else Path(folder)
+        return _start(work, hosts, elastic, np, base, {**options, "launch_dir": str(launch_dir)}, dry_run=dry_run)
 
 
 def _start(
@@ -153,7 +156,12 @@ def _start(
     found = detect.look(base)
     choice = detect.choose(options["launcher"], found, job)
     click.secho(f"launcher: {choice.launcher.name} ({choice.reason})", err=True, dim=True)
-    if options["probe"] and detect.uses_ssh(choice, found, job):
+    probed = options["probe"] and detect.uses_ssh(choice, found, job)
+    remote = job.is_remote or job.elastic is not None
+    if choice.launcher.name == "horovodrun" and remote and not probed and not options["no_host_key_check"]:
+        warning = "horovodrun does not check the hosts' ssh keys, and nothing else did; --no-host-key-check accepts that"
+        click.secho(f"Warning: {warning}", err=True, fg="yellow")
+    if probed:
         job = _probed(job, work, options["nic"], dry_run=dry_run)
     elif options["nic"]:
         nics.check(options["nic"], {"this machine": probe.interfaces()})
@@ -315,7 +323,7 @@ def _job(
         nics=options["nic"],
         ssh=Ssh(options["ssh_port"], options["ssh_identity_file"], (*unchecked, *options["ssh_arg"])),
         launcher_args=options["launcher_arg"],
-        launch_dir=str((work.run_dir or Path("runs")) / "launch"),
+        launch_dir=options["launch_dir"],
         elastic=elastic,
         grace_s=options["grace"],
     )

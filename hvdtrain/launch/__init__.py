@@ -6,6 +6,7 @@ is what ``run`` does, and nearly all of launching is tested with ``==``.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,19 @@ class Job:
         return not all(is_this_machine(host.name) for host in self.hosts)
 
 
+#: What launchers tell a rank about itself. A shell inside a job has it too; ranks started from there must not take it for theirs.
+_IDENTITY = re.compile(
+    r"HOROVOD_(RANK|SIZE|HOSTNAME|LOCAL_\w+|CROSS_\w+|GLOO_RENDEZVOUS_\w+)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_(?!MCA_)\w+"
+    r"|MPI_LOCAL\w+",
+    re.ASCII,
+)
+
+
+def is_identity(name: str) -> bool:
+    """Whether a variable of this name says which rank of which job a process is."""
+    return _IDENTITY.fullmatch(name) is not None
+
+
 @dataclass(frozen=True)
 class Command:
     """What to start. With ``inherit`` the process keeps our environment and ``env`` comes on top; else ``env`` is all it gets.
@@ -129,7 +143,8 @@ class Command:
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of the process, where ``base`` is ours."""
-        return {**base, **self.env} if self.inherit else dict(self.env)
+        inherited = {name: value for name, value in base.items() if not is_identity(name)} if self.inherit else {}
+        return {**inherited, **self.env}
 
     def shell(self, base: Mapping[str, str]) -> str:
         """One line that does the same when it is pasted into a shell whose environment is ``base``.
@@ -148,8 +163,9 @@ class Command:
                 words.append(f'{name}={shlex.quote(value.removesuffix(before))}"${name}"')
             else:
                 words.append(f"{shlex.quote(name)}={shlex.quote(value)}")
-        if words or not self.inherit:
-            words = ["env", *(() if self.inherit else ("-i",)), *words]
+        drops = [word for name in sorted(base) if is_identity(name) and name not in self.env for word in ("-u", name)]
+        if words or drops or not self.inherit:
+            words = ["env", *(drops if self.inherit else ("-i",)), *words]
         return " ".join([*words, shlex.join(self.argv)])
 
     def script(self, base: Mapping[str, str]) -> str:
@@ -157,6 +173,7 @@ class Command:
         parts = []
         for path, text in self.files.items():
             end = "HVDTRAIN_END"
+            parts.append(f"mkdir -p {shlex.quote(str(Path(path).parent))}\n")
             parts.append(f"cat > {shlex.quote(path)} <<'{end}'\n{text.removesuffix(chr(10))}\n{end}\n")
         return "".join(parts) + self.shell(base)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,11 @@ class Interface:
                 found.append(str(interface.network))
         return found
 
+    def addresses_in(self, net: str) -> list[str]:
+        """Its addresses in a subnet, without the prefix length."""
+        interfaces = [ipaddress.ip_interface(address) for address in self.addresses]
+        return [str(each.ip) for each in interfaces if str(each.network) == net]
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -70,11 +75,9 @@ class Choice:
 
 def choose(tables: Mapping[str, Sequence[Interface]]) -> Choice:
     """The fastest interface whose subnet every host has. Without one, nothing is chosen and the reason says what there is."""
-    usable = {
-        host: {net: each for each in table if not each.why_not() for net in each.subnets()} for host, table in tables.items()
-    }
+    usable = {host: _by_subnet(table) for host, table in tables.items()}
     first, *others = usable.values()
-    common = [net for net in first if all(net in other for other in others)]
+    common = [net for net in first if all(net in other for other in others) and _all_differ(net, usable.values())]
     if not common:
         seen = "; ".join(f"{host}: {_shown(table)}" for host, table in list(tables.items())[:4])
         return Choice((), "", f"no subnet is common to all hosts ({seen})")
@@ -85,6 +88,18 @@ def choose(tables: Mapping[str, Sequence[Interface]]) -> Choice:
     left_out = dict.fromkeys(f"{each.name}: {each.why_not()}" for table in tables.values() for each in table if each.why_not())
     without = f"; not used: {', '.join(left_out)}" if left_out else ""
     return Choice(names, best, f"{'/'.join(names)}, in the subnet {best} of all {len(tables)} hosts{without}")
+
+
+def _by_subnet(table: Sequence[Interface]) -> dict[str, Interface]:
+    """A host's interface in each of its subnets: the fastest, where there are several."""
+    slowest_first = sorted((each for each in table if not each.why_not()), key=lambda each: each.speed)
+    return {net: each for each in slowest_first for net in each.subnets()}
+
+
+def _all_differ(net: str, hosts: Iterable[Mapping[str, Interface]]) -> bool:
+    """Whether each host has addresses of its own there. A virtual machine's private network looks the same on every host."""
+    seen = [address for by_net in hosts for address in by_net[net].addresses_in(net)]
+    return len(seen) == len(set(seen))
 
 
 def check(wanted: Sequence[str], tables: Mapping[str, Sequence[Interface]]) -> Choice:

@@ -108,8 +108,13 @@ def _watch(reads: int, group: int, patience_s: float) -> NoReturn:
 
 def write_files(files: Mapping[str, str]) -> None:
     for path, text in files.items():
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text, encoding="utf-8")
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise HvdtrainError(
+                f"cannot write {path} for the launcher: {error.strerror}", "is there room, and permission?"
+            ) from None
 
 
 class Forwarding(AbstractContextManager["Forwarding"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
@@ -31,14 +32,14 @@ class Srun:
         argv = [self.path, f"--ntasks={job.np}", f"--nodes={len(names)}"]
         env = dict(job.env)
         files: dict[str, str] = {}
-        if len({host.slots for host in job.hosts}) == 1:
+        if len({host.slots for host in job.hosts}) == 1 and names == sorted(names, key=_slurms_order):
             argv += [
                 f"--ntasks-per-node={job.hosts[0].slots}",
                 f"--nodelist={nodelist.compress(names)}",
                 "--distribution=block",
             ]
         else:
-            # The only way to give nodes unequal numbers of tasks: a file with a line for each task.
+            # The only way to give nodes unequal numbers of tasks, or another order than Slurm's: a file with a line for each task.
             path = f"{job.launch_dir}/hosts"
             files[path] = "".join(f"{host.name}\n" * host.slots for host in job.hosts)
             env["SLURM_HOSTFILE"] = path
@@ -55,6 +56,11 @@ class Srun:
             raise UsageError(f"srun cannot pass the variable '{odd_name}'", "leave it out")
         argv += [f"--export={','.join(passed) or 'NONE'}"]
         return Command((*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(job.env))
+
+
+def _slurms_order(name: str) -> list[tuple[int, str]]:
+    """Slurm keeps its nodes in the order of their numbers, whatever the order in a node list."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def parse_pmi_list(text: str, mpi_kind: str) -> str:

@@ -244,3 +244,11 @@ def test_ten_thousand_hosts_take_under_a_second() -> None:
     elapsed_s = time.process_time() - start
     assert (len(places), max(map(len, command.argv)) < 128 * 1024) == (80_000, True)
     assert elapsed_s < 1.0
+
+
+def test_srun_keeps_an_order_of_hosts_that_is_not_slurms() -> None:
+    def argv(*names: str) -> tuple[str, ...]:
+        return Srun("srun").command(job(tuple(Host(name, 2) for name in names))).argv
+
+    assert "--nodelist=node[2,10]" in argv("node2", "node10")
+    assert "--distribution=arbitrary" in argv("node10", "node2")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import environment
+from hvdtrain.launch import Command, environment
 from hvdtrain.launch.environment import is_secret, read_file, select
 
 SHELL = {
@@ -137,3 +137,17 @@ def test_a_pattern_passes_neither_secrets_nor_another_rank_s_identity() -> None:
     environ = {"WANDB_API_KEY": "s", "WANDB_MODE": "offline", "HOROVOD_RANK": "3", "BASH_FUNC_x%%": "() { :; }"}
     assert dict(environment.select(environ, ["*"]).values) == {"WANDB_MODE": "offline"}
     assert dict(environment.select(environ, ["WANDB_API_KEY"]).values) == {"WANDB_API_KEY": "s"}
+
+
+def test_a_shell_inside_a_job_does_not_give_its_rank_to_the_ranks_started_from_it() -> None:
+    base = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "HOROVOD_RANK": "5",
+        "PMI_RANK": "1",
+        "PMIX_NAMESPACE": "x",
+        "OMPI_MCA_btl": "tcp",
+        "PMIX_MCA_gds": "hash",
+    }
+    command = Command(("mpirun", "x"), {"B": "2"})
+    assert command.environment(base) == {"OMPI_MCA_btl": "tcp", "PMIX_MCA_gds": "hash", "B": "2"}
+    assert command.shell(base) == "env -u HOROVOD_RANK -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE -u PMI_RANK B=2 mpirun x"

@@ -94,3 +94,23 @@ def test_this_machines_interfaces_come_from_the_kernel() -> None:
     assert found["lo"].loopback
     assert "127.0.0.1/8" in found["lo"].addresses
     assert "127.0.0.1" in probe.own_addresses()
+
+
+def test_a_subnet_in_which_two_hosts_have_one_address_is_not_common() -> None:
+    """A virtual machine's private network looks the same on every host, and leads to none."""
+    tables = {
+        host: [Interface("eth0", ("10.0.2.15/24",)), Interface("eth1", (f"192.168.56.{number}/24",))]
+        for number, host in ((10, "a"), (11, "b"))
+    }
+    assert choose(tables).names == ("eth1",)
+
+
+def test_of_two_interfaces_in_one_subnet_the_faster_is_taken() -> None:
+    tables = {
+        host: [
+            Interface("fast", (f"10.0.0.{number}/24",), speed=100_000),
+            Interface("slow", (f"10.0.0.{number + 100}/24",), speed=1000),
+        ]
+        for number, host in ((10, "a"), (11, "b"))
+    }
+    assert choose(tables).names == ("fast",)
