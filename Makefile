@@ -44,6 +44,7 @@ lint: $(VENV)/.packages
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+	$(BIN)/python .ci/check_docs.py
 
 # pytest's exit code 5 means that TESTS selects none of this kind.
 test: setup lint
