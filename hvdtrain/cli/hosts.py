@@ -1,4 +1,4 @@
-"""``hvdtrain hosts``: look at a list of hosts, check it, and write it in another dialect. Starts nothing on any host."""
+"""``hvdtrain hosts``: look at a list of hosts, check it, and write it in another dialect. Nothing is started on any host but by ``check --connect``."""
 
 from __future__ import annotations
 
