@@ -1,4 +1,4 @@
-"""``hvdtrain hosts``: look at a list of hosts, check it, and write it in another dialect. Nothing is started on any host but by ``check --connect``."""
+"""``hvdtrain hosts``: look at a list of hosts, check it, write it in another dialect. Only ``check --connect`` goes to a host."""
 
 from __future__ import annotations
 
