@@ -46,10 +46,11 @@ lint: $(VENV)/.packages
 	$(BIN)/mypy
 	$(BIN)/python .ci/check_docs.py
 
+# Files of rank tests run in two processes: what shares emulated hosts or jobs stands in one file.
 # pytest's exit code 5 means that TESTS selects none of this kind.
 test: setup lint
 	$(BIN)/python -m pytest -q -n auto -m "not ranks" $(TESTS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m ranks --durations=10 $(TESTS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m ranks --durations=10 $(TESTS) || [ $$? -eq 5 ]
 
 bench: setup
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done

@@ -21,16 +21,3 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-#: Tests that share something, by file: the emulated hosts of this machine, or jobs that several tests look at.
-_GROUPS = {"test_cluster": "hosts", "test_slurm": "hosts", "test_exact": "exact"}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let ``--dist loadgroup`` run what shares something in one process, one after the other, longest groups first."""
-    for item in items:
-        if group := _GROUPS.get(item.path.stem):
-            item.add_marker(pytest.mark.xdist_group(group))
-    order = list(_GROUPS.values())
-    items.sort(key=lambda item: order.index(group) if (group := _GROUPS.get(item.path.stem)) else len(order))
