@@ -17,6 +17,7 @@ GOAL = 0.95
 def main() -> int:
     started = time.strftime("%Y%m%d-%H%M%S")
     console = Console(highlight=False, soft_wrap=True)
+    console.width = max(console.width, 100)  # the table whole, also through a pipe
     table = Table("framework", "ranks", "steps", "samples/s", "valid. accuracy", Column("run directory", no_wrap=True))
     good = True
     for name, recipe in RECIPES.items():
