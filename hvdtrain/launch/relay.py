@@ -15,19 +15,16 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hvdtrain.launch import GRACE_S, Job, frames, nodelist, resources
-
-#: Where launchers write a rank's number; the order of trust is World's.
-RANK_NAMES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+from hvdtrain.launch.placement import DeviceError, Place, as_started, environment_for, host_name, place_of, rank_of
 
 #: How long output may still come after the rank is gone.
 _DRAIN_S = 1.0
@@ -49,91 +46,6 @@ def wrap(job: Job, *, start: Sequence[str], errors: str = "", share_devices: boo
     argv += ["--grace", str(job.grace_s)] if job.grace_s != GRACE_S else []
     argv += ["--share-devices"] if share_devices else []
     return replace(job, argv=(*argv, "--", *job.argv), tagged=True)
-
-
-@dataclass(frozen=True)
-class Place:
-    """A rank's place by the plan: among ``local_size`` ranks of host number ``node``."""
-
-    rank: int
-    node: int
-    local_rank: int
-    local_size: int
-
-
-def place_of(rank: int, slots: Sequence[int]) -> Place:
-    first = 0
-    for node, count in enumerate(slots):
-        if rank < first + count:
-            return Place(rank, node, rank - first, count)
-        first += count
-    return Place(rank, len(slots), 0, 1)  # more ranks than were planned: say so to the launcher, do not guess
-
-
-#: Where launchers write the local rank and the number of local ranks.
-_LOCAL_NAMES = (
-    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
-
-
-def as_started(place: Place, environ: Mapping[str, str]) -> Place:
-    """The place with what the launcher says about this host, where it says it; an elastic job may differ from any plan."""
-    for rank_name, size_name in _LOCAL_NAMES:
-        if environ.get(rank_name, "").isdigit() and environ.get(size_name, "").isdigit():
-            return replace(place, local_rank=int(environ[rank_name]), local_size=int(environ[size_name]))
-    return place
-
-
-def host_name(environ: Mapping[str, str]) -> str:
-    """This host's name; Slurm's for it where Slurm started us."""
-    return environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def rank_of(environ: Mapping[str, str]) -> int:
-    for name in RANK_NAMES:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return 0
-
-
-class DeviceError(Exception):
-    """The host has fewer GPUs than ranks."""
-
-
-def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices: str, *, share: bool) -> dict[str, str]:
-    """What the rank gets beside its inherited environment; what the user has set stays.
-
-    Raises:
-        DeviceError: two ranks would use one GPU.
-    """
-    extra = {}
-    if "OMP_NUM_THREADS" not in environ:
-        extra["OMP_NUM_THREADS"] = str(resources.threads_per_rank(cpus, place.local_size))
-    if place.local_size > cpus and "OMPI_MCA_mpi_yield_when_idle" not in environ:
-        extra["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else ranks that wait take the CPU from the one they wait for
-    chosen = devices.split(";")[place.node] if devices and place.node < devices.count(";") + 1 else ""
-    if chosen:
-        extra["CUDA_VISIBLE_DEVICES"] = _among(chosen, environ)
-    seen = resources.gpus({**environ, **extra})
-    if seen and place.local_size > len(seen) and not share and not resources.gpus_are_bound(environ):
-        raise DeviceError(
-            f"rank {place.rank}: local rank {place.local_rank} of {place.local_size}, but the host offers {len(seen)} GPUs "
-            f"({', '.join(seen)})"
-        )
-    return extra
-
-
-def _among(chosen: str, environ: Mapping[str, str]) -> str:
-    """The chosen device numbers as CUDA's names: they count what the user lets be seen, as CUDA's own numbers do."""
-    if "CUDA_VISIBLE_DEVICES" not in environ:
-        return chosen
-    visible = resources.gpus(environ)
-    beyond = [number for number in chosen.split(",") if int(number) >= len(visible)]
-    if beyond:
-        raise DeviceError(f"device {beyond[0]} was chosen, but CUDA_VISIBLE_DEVICES shows {len(visible)}: {', '.join(visible)}")
-    return ",".join(visible[int(number)] for number in chosen.split(","))
 
 
 class Relay:

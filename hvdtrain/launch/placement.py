@@ -1,0 +1,101 @@
+"""Where a rank is, and what its place gives it: threads, GPUs. Decided on the rank's host; standard library only."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hvdtrain.launch import resources
+
+#: Where launchers write a rank's number; the order of trust is World's.
+RANK_NAMES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+#: Where launchers write the local rank and the number of local ranks.
+_LOCAL_NAMES = (
+    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+
+
+class DeviceError(Exception):
+    """The host has fewer GPUs than ranks."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place by the plan: among ``local_size`` ranks of host number ``node``."""
+
+    rank: int
+    node: int
+    local_rank: int
+    local_size: int
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    for name in RANK_NAMES:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    return 0
+
+
+def place_of(rank: int, slots: Sequence[int]) -> Place:
+    first = 0
+    for node, count in enumerate(slots):
+        if rank < first + count:
+            return Place(rank, node, rank - first, count)
+        first += count
+    return Place(rank, len(slots), 0, 1)  # more ranks than were planned: say so to the launcher, do not guess
+
+
+def as_started(place: Place, environ: Mapping[str, str]) -> Place:
+    """The place with what the launcher says about this host, where it says it; an elastic job may differ from any plan."""
+    for rank_name, size_name in _LOCAL_NAMES:
+        if environ.get(rank_name, "").isdigit() and environ.get(size_name, "").isdigit():
+            return replace(place, local_rank=int(environ[rank_name]), local_size=int(environ[size_name]))
+    return place
+
+
+def host_name(environ: Mapping[str, str]) -> str:
+    """This host's name; Slurm's for it where Slurm started us."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices: str, *, share: bool) -> dict[str, str]:
+    """What the rank gets beside its inherited environment; what the user has set stays.
+
+    ``devices`` are the chosen device numbers of all hosts, ``0,1;2``; empty where none were chosen.
+
+    Raises:
+        DeviceError: two ranks would use one GPU.
+    """
+    extra = {}
+    if "OMP_NUM_THREADS" not in environ:
+        extra["OMP_NUM_THREADS"] = str(resources.threads_per_rank(cpus, place.local_size))
+    if place.local_size > cpus and "OMPI_MCA_mpi_yield_when_idle" not in environ:
+        extra["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else ranks that wait take the CPU from the one they wait for
+    chosen = devices.split(";")[place.node] if devices and place.node < devices.count(";") + 1 else ""
+    if chosen:
+        extra["CUDA_VISIBLE_DEVICES"] = ",".join(cuda_names([int(number) for number in chosen.split(",")], environ))
+    seen = resources.gpus({**environ, **extra})
+    if seen and place.local_size > len(seen) and not share and not resources.gpus_are_bound(environ):
+        raise DeviceError(
+            f"rank {place.rank}: local rank {place.local_rank} of {place.local_size}, but the host offers {len(seen)} GPUs "
+            f"({', '.join(seen)})"
+        )
+    return extra
+
+
+def cuda_names(chosen: Sequence[int], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names under which CUDA knows the chosen devices: their numbers count what CUDA_VISIBLE_DEVICES shows, where it is set.
+
+    Raises:
+        DeviceError: it does not show that many.
+    """
+    if "CUDA_VISIBLE_DEVICES" not in environ:
+        return tuple(map(str, chosen))
+    visible = resources.gpus(environ)
+    beyond = next((number for number in chosen if number >= len(visible)), None)
+    if beyond is not None:
+        raise DeviceError(f"device {beyond} was chosen, but CUDA_VISIBLE_DEVICES shows {len(visible)}: {', '.join(visible)}")
+    return tuple(visible[number] for number in chosen)
