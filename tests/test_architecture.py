@@ -33,6 +33,7 @@ FLOORS = {
     "launch.__init__": 1,
     "data.__init__": 1,
     "data.sampler": 1,
+    "launch.dialects": 1,
     "launch.hostfile": 1,
     "launch.nodelist": 1,
     "recipe": 1,

@@ -13,7 +13,20 @@ from rich.console import Console
 from rich.table import Table
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Host, Ssh, allocation, filters, fit, hostfile, is_this_machine, place, probe, resources, start_argv
+from hvdtrain.launch import (
+    Host,
+    Ssh,
+    allocation,
+    dialects,
+    filters,
+    fit,
+    hostfile,
+    is_this_machine,
+    place,
+    probe,
+    resources,
+    start_argv,
+)
 from hvdtrain.launch.hostfile import HostfileError, Hosts
 
 
@@ -160,14 +173,17 @@ def _ask(hosts: Sequence[Host], ssh_port: int | None) -> tuple[dict[str, Any], l
     return told, bad + probe.second(first, again), probe.differences(first)
 
 
-@command.command()
+_DIALECTS = "\n".join(f"  {name:<10} {dialect.about}" for name, dialect in dialects.DIALECTS.items())
+
+
+@command.command(epilog=f"\b\nDialects:\n{_DIALECTS}")
 @source_options
-@click.option("--to", "dialect", type=click.Choice(list(hostfile.DIALECTS)), required=True, help="The dialect to write.")
+@click.option("--to", "dialect", type=click.Choice(list(dialects.DIALECTS)), metavar="DIALECT", required=True)
 def convert(path: str | None, hosts: str | None, include: tuple[str, ...], exclude: tuple[str, ...], dialect: str) -> int:
     """Write a list of hosts in another dialect, to standard output."""
     listed = _listed(path, hosts)
     _warn(listed)
-    click.echo(hostfile.render(filters.apply(listed.hosts, include, exclude), dialect), nl=False)
+    click.echo(dialects.render(filters.apply(listed.hosts, include, exclude), dialect), nl=False)
     return 0
 
 

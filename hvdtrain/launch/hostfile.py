@@ -1,4 +1,4 @@
-"""One parser for every dialect of hostfile, and a renderer for each.
+"""One parser for every dialect of hostfile; ``dialects`` writes them.
 
 A line is read by itself, so dialects may be mixed: ``host``, ``host slots=4 max_slots=8``, ``host:4``, ``user@host port=2222``,
 ``[fd00::1]:4``, ``node[01-16]:4``, ``a:2,b:2``, ``hostA 2 hostB 4``. One rule decides about repeated hosts and slots:
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
@@ -371,102 +371,3 @@ def _warnings(alone: list[_Entry]) -> tuple[str, ...]:
     first = alone[0]
     more = f" (and {len(alone) - 1} more hosts)" if len(alone) > 1 else ""
     return (f"{first.where}: '{first.name}'{more} has no slots, taken as 1; write '{first.name} slots=4' or '{first.name}:4'",)
-
-
-# --- rendering -------------------------------------------------------------------------------------------------------------
-
-
-def render(hosts: Sequence[Host], dialect: str) -> str:
-    """The hosts in one of ``DIALECTS``; a dialect that cannot say something (a port, a user) refuses instead of dropping it."""
-    known = DIALECTS[dialect]
-    for host in hosts:
-        said = {
-            "user": host.user != "",
-            "port": host.port is not None,
-            "max_slots": host.max_slots is not None,
-            "IPv6": host.is_ipv6,
-        }
-        lost = [what for what, there in said.items() if there and what not in known.can_say]
-        if lost:
-            raise UsageError(
-                f"the {dialect} dialect cannot say {' and '.join(lost)} (host {host.name})",
-                "put it into ~/.ssh/config" if set(lost) <= {"user", "port"} else "leave it out, or choose another dialect",
-            )
-    return known.render(hosts)
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How to write hosts down, what for, and which details it can say."""
-
-    about: str
-    render: Callable[[Sequence[Host]], str]
-    can_say: frozenset[str] = field(default_factory=frozenset)
-
-
-def _lines(hosts: Sequence[Host], form: Callable[[Host], str]) -> str:
-    return "".join(f"{form(host)}\n" for host in hosts)
-
-
-def _full(host: Host, name: str = "") -> str:
-    login = f"{host.user}@" if host.user else ""
-    maximum = f" max_slots={host.max_slots}" if host.max_slots is not None else ""
-    port = f" port={host.port}" if host.port is not None else ""
-    return f"{login}{name or host.address} slots={host.slots}{maximum}{port}"
-
-
-def _openmpi(host: Host) -> str:
-    user = f" username={host.user}" if host.user else ""
-    maximum = f" max_slots={host.max_slots}" if host.max_slots is not None else ""
-    return f"{host.name} slots={host.slots}{maximum}{user}"
-
-
-def _ranges(hosts: Sequence[Host]) -> str:
-    groups: list[list[Host]] = []
-    for host in hosts:
-        if groups and not host.is_ipv6 and replace(groups[-1][-1], name=host.name) == host and not groups[-1][-1].is_ipv6:
-            groups[-1].append(host)
-        else:
-            groups.append([host])
-    lines = []
-    for first, *others in groups:
-        names = (
-            [first.address] if first.is_ipv6 else nodelist.split(nodelist.compress([host.name for host in (first, *others)]))
-        )
-        lines += [f"{_full(first, name)}\n" for name in names]
-    return "".join(lines)
-
-
-def _slurm(hosts: Sequence[Host]) -> str:
-    tasks = nodelist.compress_tasks([host.slots for host in hosts])
-    return f"SLURM_JOB_NODELIST={nodelist.compress([host.name for host in hosts])}\nSLURM_TASKS_PER_NODE={tasks}\n"
-
-
-def _plain(hosts: Sequence[Host]) -> str:
-    return _lines(hosts, lambda host: f"{host.name} slots={host.slots}")
-
-
-def _colon(hosts: Sequence[Host]) -> str:
-    return _lines(hosts, lambda host: f"{host.name}:{host.slots}")
-
-
-_EVERYTHING = frozenset({"user", "port", "max_slots", "IPv6"})
-
-DIALECTS = {
-    "hvdtrain": Dialect("every detail, one host a line", lambda hosts: _lines(hosts, _full), _EVERYTHING),
-    "ranges": Dialect("as hvdtrain, neighbours as node[01-16]", _ranges, _EVERYTHING),
-    "openmpi": Dialect(
-        "Open MPI: host slots=4 max_slots=8", lambda hosts: _lines(hosts, _openmpi), frozenset({"max_slots", "user"})
-    ),
-    "horovod": Dialect("horovodrun -H: a:4,b:4", lambda hosts: ",".join(f"{host.name}:{host.slots}" for host in hosts) + "\n"),
-    "deepspeed": Dialect("DeepSpeed and horovodrun --hostfile: host slots=4", _plain),
-    "mpich": Dialect("MPICH (Hydra): host:4", _colon),
-    "intel": Dialect("Intel MPI: host:4", _colon),
-    "pbs": Dialect(
-        "PBS node file: a line for each slot", lambda hosts: "".join(f"{host.name}\n" * host.slots for host in hosts)
-    ),
-    "lsf": Dialect(
-        "LSF LSB_MCPU_HOSTS: hostA 2 hostB 4", lambda hosts: " ".join(f"{host.name} {host.slots}" for host in hosts) + "\n"
-    ),
-    "slurm": Dialect("the two variables of a Slurm job", _slurm),
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Command, Host, Job, environment, hostfile
+from hvdtrain.launch import Command, Host, Job, dialects, environment
 from hvdtrain.launch.mpi import Mpi
 
 #: From this many hosts on, they go into a file: a single argument may not be longer than 128 KiB.
@@ -56,4 +56,4 @@ class OpenMpi:
             return ["-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)], {}
         path = f"{job.launch_dir}/hosts"
         plain = [Host(host.name, host.slots, host.user) for host in job.hosts]
-        return ["--hostfile", path], {path: hostfile.render(plain, "openmpi")}
+        return ["--hostfile", path], {path: dialects.render(plain, "openmpi")}

@@ -138,13 +138,6 @@ def test_a_bare_name_is_one_slot_with_a_warning_and_a_mistake_under_strict() -> 
     ]
 
 
-@pytest.mark.parametrize("lines", [2, 64])
-def test_a_hostfile_of_many_lines_becomes_the_exact_horovodrun_list(lines: int) -> None:
-    parsed = parse("".join(f"h{number} slots=8\n" for number in range(lines)))
-    assert hostfile.render(parsed.hosts, "horovod") == ",".join(f"h{number}:8" for number in range(lines)) + "\n"
-    assert parsed.slots == 8 * lines
-
-
 def test_the_command_line_list() -> None:
     assert parse_option("a:2,n[1-2]:4,[::2]:1").hosts == (A2, Host("n1", 4), Host("n2", 4), Host("::2", 1))
     assert parse_option("localhost").warnings == (
@@ -163,32 +156,6 @@ def test_a_missing_file_is_an_error_and_never_a_local_run(tmp_path: Path) -> Non
     (tmp_path / "binary").write_bytes(b"a:2\n\xff\xfe")
     with pytest.raises(HostfileError, match="binary:2: byte 0xff"):
         hostfile.read(tmp_path / "binary")
-
-
-def test_a_dialect_refuses_what_it_cannot_say() -> None:
-    with pytest.raises(UsageError, match="the mpich dialect cannot say port"):
-        hostfile.render([Host("a", 2, port=22)], "mpich")
-    with pytest.raises(UsageError, match="the openmpi dialect cannot say IPv6"):
-        hostfile.render([Host("::1", 2)], "openmpi")
-
-
-RENDERED = {
-    "hvdtrain": "al@n01 slots=2 max_slots=4 port=22\n[fd00::1] slots=1\n",
-    "ranges": "al@n01 slots=2 max_slots=4 port=22\n[fd00::1] slots=1\n",
-}
-
-
-@pytest.mark.parametrize("dialect", RENDERED)
-def test_rendering_keeps_every_detail(dialect: str) -> None:
-    hosts = (Host("n01", 2, "al", 22, 4), Host("fd00::1", 1))
-    assert hostfile.render(hosts, dialect) == RENDERED[dialect]
-    assert parse(RENDERED[dialect]).hosts == hosts
-
-
-def test_ten_thousand_hosts_as_ranges_are_one_line() -> None:
-    hosts = tuple(Host(f"node{number:05}", 8) for number in range(10_000))
-    assert hostfile.render(hosts, "ranges") == "node[00000-09999] slots=8\n"
-    assert parse(hostfile.render(hosts, "ranges")).hosts == hosts
 
 
 def test_the_mark_that_windows_editors_put_first_is_ignored(tmp_path: Path) -> None:

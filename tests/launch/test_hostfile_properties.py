@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Host, allocation, hostfile
-from hvdtrain.launch.hostfile import DIALECTS, HostfileError, parse
+from hvdtrain.launch import Host, allocation, dialects, hostfile
+from hvdtrain.launch.dialects import DIALECTS
+from hvdtrain.launch.hostfile import HostfileError, parse
 
 DOCUMENTED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DOCUMENTED_IPV6 = re.compile(r"[0-9a-f:.]+")
@@ -65,14 +66,14 @@ def read_back(text: str, dialect: str) -> tuple[Host, ...]:
 @given(data=st.data())
 def test_render_then_parse_is_the_identity(dialect: str, data: st.DataObject) -> None:
     hosts = data.draw(host_lists(dialect))
-    assert read_back(hostfile.render(hosts, dialect), dialect) == hosts
+    assert read_back(dialects.render(hosts, dialect), dialect) == hosts
 
 
 @settings(max_examples=100, deadline=None)
 @given(hosts=host_lists("hvdtrain"), data=st.data())
 def test_blanks_comments_and_line_ends_change_nothing(hosts: tuple[Host, ...], data: st.DataObject) -> None:
     text = ""
-    for line in hostfile.render(hosts, "hvdtrain").splitlines():
+    for line in dialects.render(hosts, "hvdtrain").splitlines():
         text += data.draw(st.sampled_from(["", "\n", "# c\n", "// c slots=x\r\n", " \t\r\n"]))
         text += data.draw(st.sampled_from(["", " ", "\t"])) + line.replace(" ", data.draw(st.sampled_from([" ", "\t", "   "])))
         text += data.draw(st.sampled_from(["", " ", " # slots=0", "\t//x"])) + data.draw(st.sampled_from(["\n", "\r\n"]))
