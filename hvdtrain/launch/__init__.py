@@ -114,6 +114,10 @@ class Job:
     def is_remote(self) -> bool:
         return not all(is_this_machine(host.name) for host in self.hosts)
 
+    def file(self, name: str) -> str:
+        """Where a file for the launcher goes."""
+        return f"{self.launch_dir}/{name}"
+
 
 #: What launchers tell a rank about itself. A shell inside a job has it too; ranks started from there must not take it for theirs.
 _IDENTITY = re.compile(
@@ -208,6 +212,11 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 def is_this_machine(name: str) -> bool:
     """Whether the name says by itself that it is this machine. Other names are resolved where that is needed, not here."""
     return name.lower() in LOCAL_NAMES
+
+
+def colon_list(hosts: Sequence[Host]) -> str:
+    """``a:2,b:1``, as most launchers take their hosts."""
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 def fit(hosts: Sequence[Host], np: int, *, source: str, oversubscribe: bool = False) -> tuple[Host, ...]:

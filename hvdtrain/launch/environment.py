@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
+from hvdtrain.launch import Job
 
 #: Passed without being asked for: what finds programs and libraries, and what the libraries of training read.
 #: CUDA_VISIBLE_DEVICES is not here: it names this machine's devices; local ranks inherit it, other hosts have their own.
@@ -79,6 +80,11 @@ def is_portable(name: str) -> bool:
 
 def secrets(names: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name in names if is_secret(name))
+
+
+def of_ranks(job: Job) -> dict[str, str]:
+    """The job's variables and, where the user says nothing else, the chosen interface for NCCL."""
+    return {**({"NCCL_SOCKET_IFNAME": ",".join(job.nics)} if job.nics else {}), **job.env}
 
 
 def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mapping[str, str] | None = None) -> Selection:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import posixpath
 import shlex
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Command, Job, environment
+from hvdtrain.launch import Command, Job, colon_list, environment
+from hvdtrain.launch.limits import Limits
 from hvdtrain.launch.mpi import Mpi, with_folder_first
 
 #: What horovodrun itself and the ssh or mpirun below it need, beside the ranks' variables.
@@ -34,6 +36,9 @@ class Horovodrun:
     mpi: Mpi | None
     environ: tuple[tuple[str, str], ...] = ()
     name: str = "horovodrun"
+    limits: ClassVar[Limits] = Limits(
+        "horovodrun", elastic=True, instead="put User and Port into ~/.ssh/config, or use --launcher mpirun and a host name"
+    )
 
     def unavailable_reason(self) -> str:
         if not self.path:
@@ -41,19 +46,10 @@ class Horovodrun:
         return ""
 
     def command(self, job: Job) -> Command:
+        self.limits.check(job)
         gloo = job.controller == "gloo" or job.elastic is not None
         if not gloo:
             self._check_mpi()
-        for host in job.hosts:
-            if host.is_ipv6:
-                raise UsageError(
-                    f"horovodrun cannot reach IPv6 addresses ({host.name})", "use --launcher mpirun, or a host name"
-                )
-            if host.user or host.port is not None:
-                raise UsageError(
-                    f"horovodrun knows no user or port of a single host ({host.login})",
-                    "put User and Port into ~/.ssh/config, or use --launcher mpirun",
-                )
         if any(option not in _ITS_OWN_SSH_OPTIONS for option in job.ssh.options):
             raise UsageError("horovodrun takes no ssh options", "put them into ~/.ssh/config, or use --launcher mpirun")
         argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
@@ -86,7 +82,7 @@ class Horovodrun:
         np = ["-np", str(job.np)]
         if job.elastic is None:
             # Not --hostfile: its parser dies on blank lines and comments. It starts a rank for every slot it is told of.
-            return [*np, "-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
+            return [*np, "-H", colon_list(job.hosts)]
         maximum = ["--max-np", str(job.elastic.max_np)] if job.elastic.max_np is not None else []
         script = shlex.quote(job.elastic.discovery_script)  # Horovod gives it to a shell
         return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", script]
@@ -111,14 +107,12 @@ class Horovodrun:
         values = {**needed, **job.env}
         if self.mpi is not None and not gloo:  # it runs the mpirun that is first on PATH, and the ranks must load the same MPI
             values["PATH"] = with_folder_first(posixpath.dirname(self.mpi.mpirun), values.get("PATH", ""))
-        for name in sorted(values):
-            if not environment.is_portable(name):
-                raise UsageError(f"horovodrun cannot pass the variable '{name}'", "use --launcher mpirun, or leave it out")
-            if gloo and environment.is_secret(name):
-                raise UsageError(
-                    f"horovodrun --gloo would show the secret {name} on command lines",
-                    "use --launcher mpirun, or let the job read a file",
-                )
+        secret = next(iter(sorted(environment.secrets(values))), "")
+        if gloo and secret:
+            raise UsageError(
+                f"horovodrun --gloo would show the secret {secret} on command lines",
+                "use --launcher mpirun, or let the job read a file",
+            )
         return values
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import Command, Job, environment
+from hvdtrain.launch.limits import Limits
 
 
 @dataclass(frozen=True)
 class Jsrun:
     path: str
     name: str = "jsrun"
+    limits: ClassVar[Limits] = Limits("jsrun", instead="LSF knows its hosts by name: use the host's name")
 
     def unavailable_reason(self) -> str:
         return "" if self.path else "jsrun is not on PATH"
 
     def command(self, job: Job) -> Command:
-        if job.elastic is not None:
-            raise UsageError("jsrun cannot change the number of ranks of a running job", "use --launcher horovodrun")
+        self.limits.check(job)
         if len({host.slots for host in job.hosts}) != 1:
             slots = ", ".join(f"{host.name}: {host.slots}" for host in job.hosts[:8])
             raise UsageError(
@@ -28,9 +30,7 @@ class Jsrun:
         argv = [self.path, "--nrs", str(len(job.hosts)), "--rs_per_host", "1", "--tasks_per_rs", str(per_host)]
         argv += ["--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS", "--bind", "none", "--launch_distribution", "packed"]
         argv += ["--exit_on_error", "1"]
-        for name in sorted(job.env):
-            if not environment.is_portable(name):
-                raise UsageError(f"jsrun cannot pass the variable '{name}'", "leave it out")
+        env = environment.of_ranks(job)
+        for name in sorted(env):
             argv += ["--env", name]
-        env = {**({"NCCL_SOCKET_IFNAME": ",".join(job.nics)} if job.nics else {}), **job.env}
-        return Command((*argv, *job.launcher_args, *job.argv), env, secrets=environment.secrets(job.env))
+        return Command((*argv, *job.launcher_args, *job.argv), env, secrets=environment.secrets(env))

@@ -14,9 +14,11 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import ClassVar
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import GRACE_S, Command, Job, environment, is_this_machine
+from hvdtrain.launch.limits import Limits
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,23 +30,21 @@ class Local:
     start: tuple[str, ...]
     here: frozenset[str] = frozenset()
     name: str = "local"
+    limits: ClassVar[Limits] = Limits(
+        "the local launcher", ipv6=True, users=True, ports=True, odd_variables=True, arguments=False
+    )
 
     def unavailable_reason(self) -> str:
         return ""
 
     def command(self, job: Job) -> Command:
-        if job.elastic is not None:
-            raise UsageError(
-                "the local launcher cannot change the number of ranks of a running job", "use --launcher horovodrun"
-            )
+        self.limits.check(job)
         away = next((host.name for host in job.hosts if not is_this_machine(host.name) and host.name not in self.here), None)
         if away is not None or len(job.hosts) > 1:
             names = ", ".join(host.name for host in job.hosts[:8])
             raise UsageError(
                 f"the local launcher starts ranks on this machine only, got {names}", "use --launcher mpirun or horovodrun"
             )
-        if job.launcher_args:
-            raise UsageError("the local launcher takes no arguments of its own", "leave --launcher-arg out")
         argv = (*self.start, "local", "--np", str(job.np), "--grace", str(job.grace_s + 1), "--", *job.argv)
         return Command(argv, job.env, secrets=environment.secrets(job.env))
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import GRACE_S, Job
+from hvdtrain.launch import GRACE_S, Job, colon_list
 
 Kind = Literal["openmpi", "mpich", "intel"]
 
 _TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 _SYSTEM_PREFIXES = ("", "/", "/usr")
+#: From this many hosts on, they go into a file: a single argument may not be longer than 128 KiB.
+_FILE_FROM = 256
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,19 @@ _VERSIONS: Sequence[tuple[str, Kind]] = (
     (r"HYDRA build details:\s*(?:Version:\s*([\d.]+))?", "mpich"),
     (r"MPICH[^\d]*([\d.]*)", "mpich"),
 )
+
+
+def host_args(job: Job, file_option: str, text: str, option: str = "") -> tuple[list[str], dict[str, str]]:
+    """An mpirun's arguments for the hosts, and the files that they name.
+
+    Args:
+        text: what the file holds.
+        option: takes the hosts as ``a:2,b:1`` where there are few; empty if it cannot say all that there is to say.
+    """
+    if option and len(job.hosts) < _FILE_FROM:
+        return [option, colon_list(job.hosts)], {}
+    path = job.file("hosts")
+    return [file_option, path], {path: text}
 
 
 def joined_ssh_options(options: Sequence[str]) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from hvdtrain.errors import UsageError
 from hvdtrain.launch import Command, Host, Job, dialects, environment
-from hvdtrain.launch.mpi import Mpi
-
-#: From this many hosts on, they go into a file: a single argument may not be longer than 128 KiB.
-_FILE_FROM = 256
+from hvdtrain.launch.limits import Limits
+from hvdtrain.launch.mpi import Mpi, host_args
 
 
 @dataclass(frozen=True)
@@ -19,17 +17,17 @@ class OpenMpi:
     mpi: Mpi
     root: bool = False
     name: str = "mpirun"
+    limits: ClassVar[Limits] = Limits("Open MPI's mpirun", users=True, odd_variables=True)
 
     def unavailable_reason(self) -> str:
         return ""
 
     def command(self, job: Job) -> Command:
-        if job.elastic is not None:
-            raise UsageError("mpirun cannot change the number of ranks of a running job", "use --launcher horovodrun")
+        self.limits.check(job)
         five = self.mpi.major >= 5
         mca = "--mca" if five else "-mca"
         argv = [self.mpi.mpirun, *(["--allow-run-as-root"] if self.root else []), "-np", str(job.np)]
-        hosts, files = self._hosts(job)
+        hosts, files = host_args(job, "--hostfile", _hostfile(job), "" if any(host.user for host in job.hosts) else "-H")
         argv += hosts
         argv += ["--bind-to", "none", "--map-by", "slot"]
         if not five and "btl" not in job.launcher_args:
@@ -39,21 +37,11 @@ class OpenMpi:
         argv += [*self.mpi.daemon_args(job), *self.mpi.ssh_args(job)]
         if job.nics:
             argv += [mca, "btl_tcp_if_include", job.subnet if len(job.nics) > 1 and job.subnet else ",".join(job.nics)]
-        for name in sorted(job.env):
+        env = environment.of_ranks(job)
+        for name in sorted(env):
             argv += ["-x", name]
-        argv += [*job.launcher_args, *job.argv]
-        env = {**({"NCCL_SOCKET_IFNAME": ",".join(job.nics)} if job.nics else {}), **job.env}
-        return Command(tuple(argv), env, files=files, secrets=environment.secrets(job.env))
+        return Command((*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env))
 
-    def _hosts(self, job: Job) -> tuple[list[str], dict[str, str]]:
-        if any(host.is_ipv6 or host.port is not None for host in job.hosts):
-            odd = next(host for host in job.hosts if host.is_ipv6 or host.port is not None)
-            raise UsageError(
-                f"Open MPI's mpirun cannot take an IPv6 address or a port of a single host ({odd.address})",
-                "give the host a name in ~/.ssh/config (HostName, Port) and use that name",
-            )
-        if len(job.hosts) < _FILE_FROM and not any(host.user for host in job.hosts):
-            return ["-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)], {}
-        path = f"{job.launch_dir}/hosts"
-        plain = [Host(host.name, host.slots, host.user) for host in job.hosts]
-        return ["--hostfile", path], {path: dialects.render(plain, "openmpi")}
+
+def _hostfile(job: Job) -> str:
+    return dialects.render([Host(host.name, host.slots, host.user) for host in job.hosts], "openmpi")

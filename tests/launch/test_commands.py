@@ -135,22 +135,22 @@ def test_a_secret_is_in_no_argument_and_not_in_what_is_printed() -> None:
 
 
 REFUSED = {
-    "ipv6": (horovodrun(), job((Host("fd00::1"), Host("b"))), "horovodrun cannot reach IPv6 addresses"),
-    "user": (horovodrun(), job((Host("a", user="al"), Host("b"))), "no user or port of a single host"),
+    "ipv6": (horovodrun(), job((Host("fd00::1"), Host("b"))), "horovodrun takes no IPv6 address"),
+    "user": (horovodrun(), job((Host("a", user="al"), Host("b"))), "takes no user of a single host .al@a."),
     "ssh options": (horovodrun(), job(ssh=OPTIONS), "horovodrun takes no ssh options"),
     "mpich": (horovodrun(Mpi("mpich", (5, 0, 2), "mpirun")), job(), "horovodrun does not recognise MPICH 5.0.2"),
     "no mpi": (horovodrun(None), job(), "horovodrun --mpi needs mpirun"),
     "too many": (horovodrun(), job(tuple(Host(f"node{n:05}", 8) for n in range(10_000))), "too long for horovodrun"),
     "gloo secret": (horovodrun(), Job(("x",), LOCAL, 2, {"MY_TOKEN": "s"}, "gloo"), "would show the secret MY_TOKEN"),
     "odd name": (horovodrun(), Job(("x",), LOCAL, 2, {"A.B": "s"}), "cannot pass the variable 'A.B'"),
-    "elastic": (OpenMpi(OMPI4), job(elastic=Elastic(1, 2, "d")), "mpirun cannot change the number of ranks"),
-    "port": (OpenMpi(OMPI4), job((Host("a", port=22), Host("b"))), "cannot take an IPv6 address or a port"),
-    "mpich elastic": (Hydra(MPICH), job(elastic=Elastic(1, 2, "d")), "mpirun cannot change the number of ranks"),
-    "mpich port": (Hydra(MPICH), job((Host("a", port=22), Host("b"))), "cannot take an IPv6 address or a port"),
+    "elastic": (OpenMpi(OMPI4), job(elastic=Elastic(1, 2, "d")), "Open MPI's mpirun cannot change the number of ranks"),
+    "port": (OpenMpi(OMPI4), job((Host("a", port=22), Host("b"))), "takes no port of a single host .a, port 22."),
+    "mpich elastic": (Hydra(MPICH), job(elastic=Elastic(1, 2, "d")), "MPICH 5.0.2 cannot change the number of ranks"),
+    "mpich port": (Hydra(MPICH), job((Host("a", port=22), Host("b"))), "MPICH 5.0.2 takes no port of a single host"),
     "mpich two nics": (Hydra(MPICH), job(nics=("eth0", "eth1")), "takes one network interface"),
     "mpich odd name": (Hydra(MPICH), Job(("x",), LOCAL, 2, {"A,B": "s"}), "cannot pass the variable 'A,B'"),
-    "intel users": (Hydra(INTEL), job((Host("a", 2, "al"), Host("b", 2, "bo"))), "Intel MPI takes no user"),
-    "srun user": (Srun("srun"), job((Host("a", user="al"),)), "srun knows its nodes by name"),
+    "intel users": (Hydra(INTEL), job((Host("a", 2, "al"), Host("b", 2, "bo"))), "Intel MPI 2021.18 takes no user"),
+    "srun user": (Srun("srun"), job((Host("a", user="al"),)), "srun takes no user of a single host"),
     "srun elastic": (Srun("srun"), job(elastic=Elastic(1, 2, "d")), "srun cannot change the number of ranks"),
     "srun odd name": (Srun("srun"), Job(("x",), LOCAL, 2, {"A.B": "s"}), "srun cannot pass the variable 'A.B'"),
     "jsrun unequal": (Jsrun("jsrun"), job(), "jsrun places the same number of ranks on each host"),
@@ -166,6 +166,18 @@ def test_what_a_launcher_cannot_do_is_refused_before_anything_starts(name: str) 
     with pytest.raises(UsageError, match=message) as caught:
         launcher.command(the_job)
     assert caught.value.hint
+
+
+def test_everything_that_a_launcher_cannot_do_comes_in_one_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        Srun("srun").command(Job(("x",), (Host("fd00::1"), Host("b", user="al", port=22)), 2, {"A.B": "s"}))
+    assert caught.value.message.splitlines() == [
+        "srun takes no IPv6 address (fd00::1)",
+        "srun takes no user of a single host (al@b)",
+        "srun takes no port of a single host (b, port 22)",
+        "srun cannot pass the variable 'A.B'",
+    ]
+    assert caught.value.hint == "Slurm knows its nodes by name: use the node's name; leave it out"
 
 
 VERSIONS = {
