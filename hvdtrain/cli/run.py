@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from hvdtrain import rundir
+from hvdtrain.cli.sections import SectionCommand, section
 from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
     GRACE_S,
@@ -46,7 +47,7 @@ from hvdtrain.rundir import RunDir
 LAUNCHER_S = 5.0
 
 
-class RunCommand(click.Command):
+class RunCommand(SectionCommand):
     """Remembers whether ``--`` stood before the arguments: then they are a program to start, else a recipe and its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -71,8 +72,8 @@ class Work:
         return RunDir(self.run_dir).errors if self.run_dir is not None else None
 
 
-def option(*names: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(*names, **more)
+where, launcher, ssh = section("Where"), section("Launcher"), section("ssh")
+elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), section("Output"), section("Ends")
 
 
 @click.command(
@@ -80,38 +81,41 @@ def option(*names: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     short_help="Start a job on one or many hosts through a launcher.",
 )
-@option("-np", "--num-proc", "np", type=int, metavar="N", help="Number of ranks.  [default: all slots]")
-@option("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-16]:4.  [default: the batch job's, else localhost]")
-@option("--hostfile", metavar="FILE", help="Hosts and slots in a file; any dialect.")
-@option("--strict", is_flag=True, help="A host without slots is an error instead of one slot.")
-@option("--include", multiple=True, metavar="HOST[:SLOTS]", help="Use these hosts or slots only; may be repeated.")
-@option("--exclude", multiple=True, metavar="HOST[:SLOTS]", help="Leave hosts or slots out: node3 or node3:0,2-3.")
-@option("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
-@option(
+@where("-np", "--num-proc", "np", type=int, metavar="N", help="Number of ranks.  [default: all slots]")
+@where("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-16]:4.  [default: the batch job's, else localhost]")
+@where("--hostfile", metavar="FILE", help="Hosts and slots in a file; any dialect.")
+@where("--strict", is_flag=True, help="A host without slots is an error instead of one slot.")
+@where("--include", multiple=True, metavar="HOST[:SLOTS]", help="Use these hosts or slots only; may be repeated.")
+@where("--exclude", multiple=True, metavar="HOST[:SLOTS]", help="Leave hosts or slots out: node3 or node3:0,2-3.")
+@where("--oversubscribe", is_flag=True, help="Allow more ranks than slots.")
+@where("--share-devices", is_flag=True, help="Allow several ranks on one GPU.")
+@launcher(
     "--launcher",
     type=click.Choice(["auto", *detect.LAUNCHERS]),
     default="auto",
-    show_default=True,
-    help="What starts the ranks.",
+    metavar="NAME",
+    help=f"What starts the ranks: {', '.join(detect.LAUNCHERS)}.  [default: auto]",
 )
-@option("--mpi/--gloo", "mpi", default=True, help="What Horovod coordinates over.  [default: --mpi]")
-@option("--min-np", type=click.IntRange(1), metavar="N", help="Elastic: keep going while this many ranks are left.")
-@option("--max-np", type=click.IntRange(1), metavar="N", help="Elastic: grow up to this many ranks.")
-@option("--host-discovery-script", metavar="FILE", help="Elastic: prints a line host:slots for each usable host.")
-@option("--env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks; NAME may be a pattern.")
-@option("--env-file", multiple=True, metavar="FILE", help="Pass the variables of a file with NAME=VALUE lines.")
-@option("--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="ssh port of all hosts.")
-@option("--ssh-identity-file", default="", metavar="FILE", help="ssh key.")
-@option("--ssh-arg", multiple=True, metavar="ARG", help="One more argument for ssh; may be repeated.")
-@option("--nic", multiple=True, metavar="NAME", help="Network interface to use on all hosts; may be repeated.")
-@option("--probe/--no-probe", default=True, help="Ask every host first whether it can take part.  [default: --probe]")
-@option("--no-host-key-check", is_flag=True, help="Let ssh connect to hosts whose keys it does not know.")
-@option("--launcher-arg", multiple=True, metavar="ARG", help="One more argument for the launcher, passed last.")
-@option("--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files get all of it.")
-@option("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
-@option("--timestamps", is_flag=True, help="Begin each line with the time.")
-@option("--log-dir", metavar="DIR", help="Write DIR/rank-N/stdout and stderr.  [default: RUN-DIR/logs]")
-@option(
+@launcher("--mpi/--gloo", "mpi", default=True, help="What Horovod coordinates over.  [default: --mpi]")
+@launcher("--nic", multiple=True, metavar="NAME", help="Network interface to use on all hosts; may be repeated.")
+@launcher("--launcher-arg", multiple=True, metavar="ARG", help="One more argument for the launcher, passed last.")
+@launcher("--dry-run", is_flag=True, help="Print the command and stop.")
+@ssh("--probe/--no-probe", default=True, help="Ask every host first whether it can take part.  [default: --probe]")
+@ssh("--ssh-port", type=click.IntRange(1, 65535), metavar="PORT", help="ssh port of all hosts.")
+@ssh("--ssh-identity-file", default="", metavar="FILE", help="ssh key.")
+@ssh("--ssh-arg", multiple=True, metavar="ARG", help="One more argument for ssh; may be repeated.")
+@ssh("--no-host-key-check", is_flag=True, help="Let ssh connect to hosts whose keys it does not know.")
+@elastic_job("--host-discovery-script", metavar="FILE", help="Prints a line host:slots for each usable host.")
+@elastic_job("--min-np", type=click.IntRange(1), metavar="N", help="Keep going while this many ranks are left.")
+@elastic_job("--max-np", type=click.IntRange(1), metavar="N", help="Grow up to this many ranks.")
+@environ("--env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks; NAME may be a pattern.")
+@environ("--env-file", multiple=True, metavar="FILE", help="Pass the variables of a file with NAME=VALUE lines.")
+@shown("--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files get all of it.")
+@shown("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
+@shown("--timestamps", is_flag=True, help="Begin each line with the time.")
+@shown("--log-dir", metavar="DIR", help="Write DIR/rank-N/stdout and stderr.  [default: RUN-DIR/logs]")
+@shown("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
+@ends(
     "--grace",
     type=click.FloatRange(0.1, 3600),
     default=GRACE_S,
@@ -119,15 +123,12 @@ def option(*names: str, **more: Any) -> Callable[[Callable[..., Any]], Callable[
     metavar="S",
     help="Seconds for a rank to end by itself.",
 )
-@option("--share-devices", is_flag=True, help="Allow several ranks on one GPU.")
-@option("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
-@option("--dry-run", is_flag=True, help="Print the command and stop.")
 @click.argument("what", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [TRAIN OPTIONS] | -- PROGRAM [ARGS]")
 def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **options: Any) -> int:
     """Start a job on one or many hosts.
 
-    RECIPE is trained by `hvdtrain train` on every rank; the options after it are passed on to it unchanged. After `--`, any
-    program is started instead.
+    RECIPE is trained by `hvdtrain train` on every rank; the options after it are passed on to it unchanged (see `hvdtrain train
+    --help`). After `--`, any program is started instead.
     """
     if not what:
         raise UsageError(

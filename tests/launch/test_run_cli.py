@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -110,6 +111,14 @@ def test_a_usage_error_is_two_lines_and_exit_code_2(words: tuple[str, ...], caps
     assert "\nHint: " in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
+
+
+def test_every_option_is_under_a_heading_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    headings = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert headings == ["Where", "Launcher", "ssh", "Elastic", "Environment", "Output", "Ends", "Other"]
+    assert re.findall(r"^  (-\S+)", text.partition("\nOther:\n")[2], re.MULTILINE) == ["-h,"]
 
 
 @pytest.mark.usefixtures("_here")
