@@ -20,10 +20,10 @@ BATCH = 256
 
 
 def ours(size: int) -> tuple[float, float]:
-    from hvdtrain.data.sampler import Sampler
+    from hvdtrain.data.sampler import Sampler, Share
 
     started = time.perf_counter()
-    parts = Sampler(size, 4 * BATCH, seed=1).epoch(0, rank=0, size=4)
+    parts = Sampler(size, 4 * BATCH, seed=1).epoch(0, share=Share.equal(0, 4))
     next(parts)
     first = time.perf_counter() - started
     count, started = 0, time.perf_counter()

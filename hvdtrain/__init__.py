@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hvdtrain.errors import HvdtrainError
     from hvdtrain.metrics import Mean
     from hvdtrain.recipe import Recipe
+    from hvdtrain.update import Update
     from hvdtrain.world import World
 
 _HOMES = {
@@ -24,11 +25,12 @@ _HOMES = {
     "HvdtrainError": "errors",
     "Mean": "metrics",
     "Recipe": "recipe",
+    "Update": "update",
     "World": "world",
     "main": "cli.train",
 }
 
-__all__ = ["Callback", "EarlyStopping", "HvdtrainError", "Mean", "Recipe", "World", "main"]
+__all__ = ["Callback", "EarlyStopping", "HvdtrainError", "Mean", "Recipe", "Update", "World", "main"]
 
 
 def __getattr__(name: str) -> object:

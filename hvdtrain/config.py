@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from hvdtrain.errors import UsageError
 from hvdtrain.recipe import convert
@@ -30,6 +30,13 @@ class Options:
     epochs: int | None = _option(None, "Passes over the training data (default: the recipe's).", minimum=1)
     max_steps: int | None = _option(None, "Stop after this many updates.", minimum=1)
     seed: int | None = _option(None, "Fixes the order of the samples (default: the recipe's).")
+    lr_scale: Literal["none", "linear", "sqrt"] = _option(
+        "none", "How the recipe's lr grows with the global batch over the recipe's own: none, linear or sqrt."
+    )
+    share: str | None = _option(None, "Samples of each batch for ranks on hosts of unequal speed: node1=2,node2=1 (others: 1).")
+    check_every: int | None = _option(
+        None, "Compare all ranks' weights and optimizer every so many steps (default: when a checkpoint is saved).", minimum=1
+    )
     log_every: int = _option(10, "Reduce and log metrics every so many steps.", minimum=1)
     eval_every: int | None = _option(None, "Evaluate every so many steps (default: at each end of an epoch).", minimum=1)
     save_every: int | None = _option(

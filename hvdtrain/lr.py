@@ -22,3 +22,16 @@ def cosine(lr: float, steps: int, *, floor: float = 0.0) -> Schedule:
 def warmup(schedule: Schedule, steps: int) -> Schedule:
     """Rise linearly to ``schedule``'s own value over the first ``steps`` steps (Goyal et al., arXiv 1706.02677)."""
     return lambda step: schedule(step) * min(1.0, (step + 1) / steps) if steps > 0 else schedule(step)
+
+
+def scale(rule: str, batch_size: int, base: int) -> float:
+    """The factor on a learning rate that was chosen for ``base`` samples a batch and is used with ``batch_size``.
+
+    "linear": Goyal et al., arXiv 1706.02677; "sqrt": Krizhevsky, arXiv 1404.5997; "none": 1.
+    """
+    return {"none": 1.0, "linear": batch_size / base, "sqrt": math.sqrt(batch_size / base)}[rule]
+
+
+def scaled(schedule: Schedule, factor: float) -> Schedule:
+    """``factor`` times ``schedule``."""
+    return lambda step: factor * schedule(step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import checkpoint, lr, metrics
+from hvdtrain import checkpoint, consistency, lr, metrics
 from hvdtrain.callbacks import Callback
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
 from hvdtrain.data.loader import Batch, Loader
-from hvdtrain.data.sampler import Sampler
+from hvdtrain.data.sampler import Sampler, Share
+from hvdtrain.data.shares import host_shares
 from hvdtrain.data.sources import Source, as_source
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.loggers import Logger
@@ -74,11 +77,14 @@ class Trainer:
         self.state = TrainState()
         #: what this rank is doing, for its last words
         self.phase = "setting up"
-        self.lr = lr.constant(self.recipe.lr) if isinstance(self.recipe.lr, (int, float)) else self.recipe.lr
-        world = comm.world
+        #: factor on the recipe's learning rate, by the rule of --lr-scale
+        self.lr_factor = lr.scale(self.options.lr_scale, self.recipe.batch_size, recipe.batch_size)
+        self.lr = _schedule(self.recipe, self.options.lr_scale, self.lr_factor)
         source = as_source(recipe.train)
         self.sampler = Sampler(len(source), self.recipe.batch_size, self.recipe.seed, self.recipe.shuffle)
-        self.loader = Loader(source, self.sampler, world.rank, world.size)
+        self.loader = Loader(source, self.sampler, Share.equal(comm.world.rank, comm.world.size))
+        #: host of each rank
+        self.hosts: tuple[str, ...] = ()
         self.valid: Source | None = None if recipe.valid is None else as_source(recipe.valid)
         self._values: Mapping[str, float] = {}
         self._stopped = ""
@@ -103,6 +109,11 @@ class Trainer:
         """
         self.adapter.setup(self.comm)
         self._check_agreement()
+        self.hosts = tuple(self.comm.allgather(socket.gethostname(), name="setup/hosts"))
+        if self.options.share is not None:
+            weights = host_shares(self.options.share, self.hosts)
+            self.loader = replace(self.loader, share=Share.weighted(self.comm.world.rank, weights))
+        consistency.check_shapes(self.adapter.tensors(), self.comm, self.hosts)
         self.phase = "looking for a checkpoint"
         found = self._resume()
         if found is not None:
@@ -129,6 +140,8 @@ class Trainer:
                 self._log()
             if self._ended or evaluating:
                 self.evaluate()
+            if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
+                self._check_values()
             if self._ended or saving:
                 self._save()
             if self._ended:
@@ -158,12 +171,13 @@ class Trainer:
         if self.valid is None:
             return {}
         self.phase = "evaluation"
-        world = self.comm.world
+        self.adapter.settle()
         sampler = Sampler(len(self.valid), self.recipe.batch_size, shuffle=False)
         total: Means = {}
-        for batch in Loader(self.valid, sampler, world.rank, world.size).epoch(0):
+        for batch in Loader(self.valid, sampler, self.loader.share).epoch(0):
             total = metrics.merge(total, self.adapter.eval_step(batch.data))
         self._values = metrics.values(self._reduce(total, "metrics/valid"), "valid/")
+        self._values |= {f"valid/{name}": value for name, value in self.adapter.eval_end().items()}
         self._tell(self._values)
         self._pending += _reasons(callback.on_evaluate(self.state, self._values) for callback in self.callbacks)
         self._vote(self._reduce({_VOTES: Mean(float(len(self._pending)), 1)}, "stop/votes")[_VOTES])
@@ -194,7 +208,8 @@ class Trainer:
         """Collective. One optimizer update."""
         self.phase = "training step"
         rate = None if self.lr is None else float(self.lr(self.state.step))  # NumPy's numbers do not belong in checkpoints
-        means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight)
+        seed = step_seed(self.recipe.seed, self.state.step, self.comm.world.rank)
+        means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight, seed=seed)
         self._window = metrics.merge(self._window, means)
         self._clock.lap(batch.slice.global_count)
         self.state = self.state.after(batch.slice.global_count)
@@ -236,10 +251,18 @@ class Trainer:
             for logger in self.loggers:
                 logger.log(self.state, values)
 
+    def _check_values(self) -> None:
+        """Collective."""
+        if self.comm.world.size > 1:
+            self.phase = "comparing the ranks' weights"
+            self.adapter.settle()
+            consistency.check_values(self.adapter.tensors(), self.comm, self.hosts)
+
     def _save(self) -> None:
         """Collective."""
         if self.run_dir is not None:
             self.phase = "saving a checkpoint"
+            self.adapter.settle()
             keep = self.options.keep
             checkpoint.save(self.run_dir.checkpoints, self.state, self._data(), self.adapter, self.comm, keep=keep)
 
@@ -285,6 +308,24 @@ class Trainer:
                     f"rank {rank} is set up otherwise than rank 0: {_different(theirs, everyone[0])}",
                     "all hosts must have the same recipe, data, options and HVDTRAIN_* variables",
                 ).everywhere()
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of the random layers of one step on one rank: 63 bits, another for each step and rank."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8, person=b"hvdtrain-layers").digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _schedule(recipe: Recipe, rule: str, factor: float) -> lr.Schedule | None:
+    if recipe.lr is None:
+        if rule != "none":
+            raise UsageError(
+                f"--lr-scale {rule} scales the recipe's lr, and the recipe gives none",
+                "give it: Recipe(..., lr=0.1) or lr=hvdtrain.lr.warmup(...)",
+            )
+        return None
+    schedule = lr.constant(recipe.lr) if isinstance(recipe.lr, (int, float)) else recipe.lr
+    return schedule if factor == 1.0 else lr.scaled(schedule, factor)
 
 
 class _Clock:

@@ -26,6 +26,7 @@ FLOORS = {
     "callbacks": 2,
     "loggers": 2,
     "checkpoint": 2,
+    "consistency": 2,
     "horovod": 2,
     "launch": 2,
     "comm.__init__": 1,
@@ -45,6 +46,7 @@ FLOORS = {
     "metrics": 0,
     "state": 0,
     "lr": 0,
+    "update": 0,
     "rundir": 0,
 }
 

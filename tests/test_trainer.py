@@ -91,7 +91,7 @@ def test_the_speed_counts_the_wait_for_figures_and_leaves_evaluations_out():
     class SlowToEvaluate(LinearAdapter):
         late = False
 
-        def train_step(self, batch, *, lr, weight):
+        def train_step(self, batch, *, lr, weight, seed=None):
             means = super().train_step(batch, lr=lr, weight=weight)
             return {"loss": hvdtrain.Mean(Late(), len(batch[1]))} if self.late else means
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from numpy.typing import NDArray
 
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import UsageError
@@ -14,7 +17,7 @@ from hvdtrain.metrics import Means
 class Adapter(Protocol):
     """One replica of a model in one framework.
 
-    What is fixed for the whole run (loss, metrics, precision, clipping) goes to the constructor of an adapter.
+    What is fixed for the whole run (loss, metrics, an ``Update``) goes to the constructor of an adapter.
     """
 
     #: "torch", "tensorflow" or "numpy": which Horovod the ranks may meet over
@@ -28,7 +31,10 @@ class Adapter(Protocol):
     def sync(self, root: int = 0) -> None:
         """Collective. Copy the model's and the optimizer's state from ``root`` to every rank."""
 
-    def train_step(self, batch: Any, *, lr: float | None, weight: float) -> Means:
+    def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Every parameter, buffer and optimizer state that must be the same on all ranks: by name, in host memory."""
+
+    def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         """Collective. One update: forward, backward, reduce, apply.
 
         The gradient applied is the sum over ranks of ``weight`` times the mean gradient of this rank's samples, which
@@ -38,13 +44,26 @@ class Adapter(Protocol):
             batch: this rank's arrays, samples on the first axis, possibly none.
             lr: learning rate of this update; None leaves the optimizer's own.
             weight: this rank's samples over the global batch's.
+            seed: of the random layers in this step on this rank; None goes on with their streams.
 
         Returns:
             means over this rank's samples, the same names on every rank and at every step.
+
+        Raises:
+            HvdtrainError: a gradient is not finite (on all ranks alike): it names the rank and the tensor.
+        """
+
+    def settle(self) -> None:
+        """Collective. Make equal what each rank gathers by itself (moving statistics of normalisation layers).
+
+        Called before the model is evaluated, saved or compared.
         """
 
     def eval_step(self, batch: Any) -> Means:
         """Means over this rank's samples. No collective."""
+
+    def eval_end(self) -> Mapping[str, float]:
+        """Collective. Values over all ranks of the metrics that keep a state of their own, which begins anew."""
 
     def save(self, directory: Path) -> None:
         """Write model and optimizer into the empty ``directory``, in the framework's own format."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,22 @@ class KerasAdapter:
             else:
                 variable.assign(self._hvd.broadcast(variable.value, root_rank=root, name=name))
 
-    def train_step(self, batch: Any, *, lr: float | None, weight: float) -> Means:
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        for kind, owner in (("model", self.model), ("optimizer", self.optimizer)):
+            for variable in owner.variables:
+                yield f"{kind}/{variable.path}", variable.value.numpy()
+
+    def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         if lr is not None:
             self._set_lr(lr)
         inputs, targets, count = self._tensors(batch)
         return self._means(self._train(inputs, targets, tf.constant(weight, tf.float32)), count)
+
+    def settle(self) -> None:
+        pass
+
+    def eval_end(self) -> Mapping[str, float]:
+        return {}
 
     def eval_step(self, batch: Any) -> Means:
         inputs, targets, count = self._tensors(batch)

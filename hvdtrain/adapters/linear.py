@@ -5,6 +5,7 @@ It needs no framework and no Horovod, so it also runs where neither is installed
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ class LinearAdapter:
     def sync(self, root: int = 0) -> None:
         self.weights, self.velocity = self._comm.broadcast((self.weights, self.velocity), name="state", root=root)
 
-    def train_step(self, batch: Any, *, lr: float | None, weight: float) -> Means:
+    def tensors(self) -> Iterator[tuple[str, Array]]:
+        yield "weights", self.weights
+        yield "velocity", self.velocity
+
+    def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         inputs, targets = _rows(batch)
         probabilities = _softmax(inputs @ self.weights)
         means = _means(probabilities, targets)
@@ -58,9 +63,15 @@ class LinearAdapter:
         self.weights = self.weights - (self.lr if lr is None else lr) * self.velocity
         return means
 
+    def settle(self) -> None:
+        pass
+
     def eval_step(self, batch: Any) -> Means:
         inputs, targets = _rows(batch)
         return _means(_softmax(inputs @ self.weights), targets)
+
+    def eval_end(self) -> Mapping[str, float]:
+        return {}
 
     def save(self, directory: Path) -> None:
         np.savez(directory / "linear.npz", weights=self.weights, velocity=self.velocity)

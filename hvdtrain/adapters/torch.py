@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,10 @@ class TorchAdapter:
         if not mine:
             self._set_state(state)
 
-    def train_step(self, batch: Any, *, lr: float | None, weight: float) -> Means:
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        yield from ()
+
+    def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         if lr is not None:
             for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
                 group["lr"] = lr * ratio
@@ -122,6 +125,12 @@ class TorchAdapter:
         with torch.no_grad():
             known = {"loss": loss.detach()} if count else {}
             return self._means(output, target, count, known)
+
+    def settle(self) -> None:
+        pass
+
+    def eval_end(self) -> Mapping[str, float]:
+        return {}
 
     @torch.no_grad()
     def eval_step(self, batch: Any) -> Means:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.data.sampler import Sampler, Slice
-from hvdtrain.data.sources import Source
+from hvdtrain.data.sampler import WHOLE, Sampler, Share, Slice
+from hvdtrain.data.sources import EpochSource, Source
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,13 @@ class Loader:
 
     source: Source
     sampler: Sampler
-    rank: int = 0
-    size: int = 1
+    share: Share = WHOLE
     prefetch: int = 2
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``position`` on. What loading raises is raised here, at its batch."""
-        batches = (
-            Batch(part, self.source.take(part.indices)) for part in self.sampler.epoch(epoch, position, self.rank, self.size)
-        )
+        source = self.source.at_epoch(epoch) if isinstance(self.source, EpochSource) else self.source
+        batches = (Batch(part, source.take(part.indices)) for part in self.sampler.epoch(epoch, position, self.share))
         return self._ahead(batches) if self.prefetch > 0 else batches
 
     def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -7,7 +7,7 @@ costs the same, and nothing depends on the number of ranks except who gets which
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -86,6 +86,33 @@ def _mix(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A rank's part of every batch: of ``total`` equal portions the ``own`` that follow the first ``before``."""
+
+    before: int = 0
+    own: int = 1
+    total: int = 1
+
+    @classmethod
+    def equal(cls, rank: int, size: int) -> Share:
+        """The share of ``rank`` where all have the same."""
+        return cls(rank, 1, size)
+
+    @classmethod
+    def weighted(cls, rank: int, weights: Sequence[int]) -> Share:
+        """The share of ``rank`` where rank *i* gets ``weights[i]`` portions."""
+        return cls(sum(weights[:rank]), weights[rank], sum(weights))
+
+    def of(self, count: int) -> tuple[int, int]:
+        """The half-open range of ``count`` samples that is this share; equal shares differ by one sample at most."""
+        return count * self.before // self.total, count * (self.before + self.own) // self.total
+
+
+#: a single process's
+WHOLE = Share()
+
+
+@dataclass(frozen=True)
 class Slice:
     """One global batch as one rank sees it."""
 
@@ -121,15 +148,15 @@ class Sampler:
         """Samples in the global batch that starts at ``position``."""
         return min(self.batch_size, self.num_samples - position)
 
-    def batch(self, epoch: int, position: int, rank: int = 0, size: int = 1) -> Slice:
-        """Rank ``rank``'s part of the global batch that starts at ``position`` of ``epoch``."""
+    def batch(self, epoch: int, position: int, share: Share = WHOLE) -> Slice:
+        """The part ``share`` of the global batch that starts at ``position`` of ``epoch``."""
         count = self.count(position)
-        low, high = split(count, rank, size)
+        low, high = share.of(count)
         return Slice(position, count, self._order(epoch, np.arange(position + low, position + high, dtype=np.int64)))
 
-    def epoch(self, epoch: int, position: int = 0, rank: int = 0, size: int = 1) -> Iterator[Slice]:
-        """This rank's part of every global batch of ``epoch`` from ``position`` on; what ``batch`` gives, computed in blocks."""
-        low, high = split(self.batch_size, rank, size)
+    def epoch(self, epoch: int, position: int = 0, share: Share = WHOLE) -> Iterator[Slice]:
+        """The part ``share`` of every global batch of ``epoch`` from ``position`` on; what ``batch`` gives, computed in blocks."""
+        low, high = share.of(self.batch_size)
         block = self.batch_size * max(1, _CHUNK // max(high - low, 1))
         while position + self.batch_size <= self.num_samples:
             end = min(position + block, position + (self.num_samples - position) // self.batch_size * self.batch_size)
@@ -139,12 +166,7 @@ class Sampler:
                 yield Slice(start, self.batch_size, indices)
             position = end
         if position < self.num_samples:
-            yield self.batch(epoch, position, rank, size)
+            yield self.batch(epoch, position, share)
 
     def _order(self, epoch: int, positions: Indices) -> Indices:
         return Permutation(self.num_samples, self.seed, epoch)(positions) if self.shuffle else positions
-
-
-def split(count: int, rank: int, size: int) -> tuple[int, int]:
-    """The half-open range of ``count`` samples that is ``rank``'s; ranks in order, shares differ by one at most."""
-    return count * rank // size, count * (rank + 1) // size

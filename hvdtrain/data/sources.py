@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,6 +22,14 @@ class Source(Protocol):
 
     def take(self, indices: Indices) -> Any:
         """The samples at ``indices`` as one batch: arrays (first axis: samples), in tuples or dicts."""
+
+
+@runtime_checkable
+class EpochSource(Source, Protocol):
+    """A data set that gives other samples in each epoch."""
+
+    def at_epoch(self, epoch: int) -> Source:
+        """The data set as it is in ``epoch``."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,40 @@ class ItemSource:
         except Exception as error:
             error.add_note(f"while loading sample {index}")
             raise
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A data set whose samples are changed at random, alike at any number of ranks.
+
+    ``function(sample, random)`` gets a sample (arrays without the first axis, in tuples or dicts as the data has them) and
+    a ``numpy.random.Generator`` that is a function of (seed, epoch, sample) alone, and returns the changed sample.
+    """
+
+    data: Any
+    function: Callable[[Any, np.random.Generator], Any]
+    seed: int = 0
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        return len(as_source(self.data))
+
+    def at_epoch(self, epoch: int) -> Augmented:
+        return replace(self, epoch=epoch)
+
+    def take(self, indices: Indices) -> Any:
+        wanted = indices if len(indices) else np.zeros(1, dtype=np.int64)  # a rank without a sample needs the shapes
+        batch = as_source(self.data).take(wanted)
+        samples = [
+            self.function(_map(operator.itemgetter(row), batch), stream(self.seed, self.epoch, index))
+            for row, index in enumerate(wanted.tolist())
+        ]
+        return _map(lambda array: array[: len(indices)], _stack(samples))
+
+
+def stream(*key: int) -> np.random.Generator:
+    """A random stream of its own for each ``key``, for example (seed, epoch, sample)."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([part % (1 << 64) for part in key])))
 
 
 def as_source(data: Any) -> Source:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.loader import Loader
-from hvdtrain.data.sampler import Sampler
+from hvdtrain.data.sampler import Sampler, Share
 
 WAIT_S = 20  # what takes milliseconds, on a machine that is busy with other things
 
@@ -52,8 +52,8 @@ SAMPLER = Sampler(1003, 64, seed=5)
 @pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 3)])
 def test_batches_come_in_the_order_of_the_sampler(rank: int, size: int, prefetch: int) -> None:
     source = Recorded()
-    batches = list(Loader(source, SAMPLER, rank, size, prefetch).epoch(2))
-    expected = list(SAMPLER.epoch(2, 0, rank, size))
+    batches = list(Loader(source, SAMPLER, Share.equal(rank, size), prefetch).epoch(2))
+    expected = list(SAMPLER.epoch(2, 0, Share.equal(rank, size)))
     assert [batch.slice.indices.tolist() for batch in batches] == [part.indices.tolist() for part in expected] == source.taken
     assert [batch.slice.weight for batch in batches] == [part.weight for part in expected]
     assert all(np.array_equal(batch.data, batch.slice.indices * 10) for batch in batches)
@@ -160,6 +160,6 @@ def test_resuming_loads_nothing_of_the_part_that_was_done(prefetch: int) -> None
 
 def test_a_rank_without_samples_gets_empty_batches() -> None:
     sampler = Sampler(2, 64)
-    batches = [list(Loader(Recorded(), sampler, rank, 8).epoch(0)) for rank in range(8)]
+    batches = [list(Loader(Recorded(), sampler, Share.equal(rank, 8)).epoch(0)) for rank in range(8)]
     assert [len(parts) for parts in batches] == [1] * 8
     assert sorted(len(parts[0].data) for parts in batches) == [0] * 6 + [1] * 2

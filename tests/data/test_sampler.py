@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.data.sampler import Permutation, Sampler, Slice, split
+from hvdtrain.data.sampler import Permutation, Sampler, Share, Slice
 
 #: 99.99 % quantiles of chi-square: degrees of freedom -> bound
 CHI_SQUARE = {5: 25.74, 23: 56.6, 99: 157.0}
@@ -121,7 +121,7 @@ def test_a_position_outside_is_refused(positions: list[int]) -> None:
 def test_a_trillion_samples_start_at_once_in_no_memory() -> None:
     def first() -> float:
         started = time.perf_counter()
-        batch = next(Sampler(10**12, 1024, seed=1).epoch(0, rank=1023, size=1024))
+        batch = next(Sampler(10**12, 1024, seed=1).epoch(0, share=Share.equal(1023, 1024)))
         assert batch.indices.shape == (1,)
         return time.perf_counter() - started
 
@@ -140,12 +140,12 @@ def test_a_trillion_samples_start_at_once_in_no_memory() -> None:
 @given(st.integers(0, 10**15), st.integers(1, 5000))
 def test_shares_are_disjoint_complete_and_even(count: int, size: int) -> None:
     ranks = range(size) if size < 50 else [0, 1, size // 3, size // 2, size - 2, size - 1]
-    parts = [split(count, rank, size) for rank in ranks]
+    parts = [Share.equal(rank, size).of(count) for rank in ranks]
     assert parts[0][0] == 0
     assert parts[-1][1] == count
     for rank, (low, high) in zip(ranks, parts, strict=True):
         assert high - low in (count // size, -(-count // size))
-        assert rank + 1 == size or split(count, rank + 1, size)[0] == high
+        assert rank + 1 == size or Share.equal(rank + 1, size).of(count)[0] == high
 
 
 @given(st.integers(1, 150), st.integers(3, 70), st.integers(1, 9), st.booleans(), st.integers(0, 3))
@@ -155,7 +155,7 @@ def test_the_parts_of_all_ranks_are_the_batch_of_one_process(
 ) -> None:
     sampler = Sampler(samples, batch_size, seed=9, shuffle=shuffle)
     single = list(sampler.epoch(epoch))
-    ranks = [list(sampler.epoch(epoch, 0, rank, size)) for rank in range(size)]
+    ranks = [list(sampler.epoch(epoch, 0, Share.equal(rank, size))) for rank in range(size)]
     assert {len(parts) for parts in ranks} == {len(single)} == {sampler.steps_per_epoch}
     for whole, *parts in zip(single, *ranks, strict=True):
         assert np.concatenate([part.indices for part in parts]).tolist() == whole.indices.tolist()
@@ -169,10 +169,10 @@ def test_the_parts_of_all_ranks_are_the_batch_of_one_process(
 def test_an_epoch_is_its_batches_one_by_one(rank: int, size: int) -> None:
     sampler = Sampler(40_003, 17, seed=4)  # more than are computed in one go
     for begin in (0, 17 * 1000, 5):
-        parts = list(sampler.epoch(3, begin, rank, size))
+        parts = list(sampler.epoch(3, begin, Share.equal(rank, size)))
         assert len(parts) == -(-(40_003 - begin) // 17)
         for part in [*parts[:2], *parts[955:970], *parts[-2:]]:
-            alone = sampler.batch(3, part.position, rank, size)
+            alone = sampler.batch(3, part.position, Share.equal(rank, size))
             assert (part.indices.tolist(), part.global_count) == (alone.indices.tolist(), alone.global_count)
 
 
@@ -185,21 +185,21 @@ def test_without_shuffling_samples_come_in_order() -> None:
 
 
 def test_two_samples_on_eight_ranks_leave_six_without_any() -> None:
-    parts = [next(Sampler(2, 64).epoch(0, 0, rank, 8)) for rank in range(8)]
+    parts = [next(Sampler(2, 64).epoch(0, 0, Share.equal(rank, 8))) for rank in range(8)]
     assert sorted(len(part.indices) for part in parts) == [0] * 6 + [1] * 2
     assert sorted(int(index) for part in parts for index in part.indices) == [0, 1]
     assert sorted(part.weight for part in parts) == [0] * 6 + [0.5] * 2
 
 
 def test_858_rows_on_4_ranks_make_27_steps_on_each() -> None:
-    ranks = [list(Sampler(858, 4 * 8).epoch(0, 0, rank, 4)) for rank in range(4)]
+    ranks = [list(Sampler(858, 4 * 8).epoch(0, 0, Share.equal(rank, 4))) for rank in range(4)]
     assert [len(parts) for parts in ranks] == [27] * 4
     assert [len(parts[-1].indices) for parts in ranks] == [6, 7, 6, 7]
     assert [sum(len(part.indices) for part in parts) for parts in ranks] == [214, 215, 214, 215]
 
 
 def test_ten_samples_on_three_ranks_are_neither_padded_nor_dropped() -> None:
-    ranks = [[int(i) for part in Sampler(10, 10).epoch(0, 0, rank, 3) for i in part.indices] for rank in range(3)]
+    ranks = [[int(i) for part in Sampler(10, 10).epoch(0, 0, Share.equal(rank, 3)) for i in part.indices] for rank in range(3)]
     assert sorted(map(len, ranks)) == [3, 3, 4]
     assert sorted(index for part in ranks for index in part) == list(range(10))
 
@@ -221,7 +221,7 @@ def test_resuming_at_any_size_visits_each_sample_once(samples: int, batch_size: 
     seen: list[int] = []
     position = 0
     for number, (steps, size) in enumerate(runs):
-        ranks = [list(sampler.epoch(1, position, rank, size)) for rank in range(size)]
+        ranks = [list(sampler.epoch(1, position, Share.equal(rank, size))) for rank in range(size)]
         for parts in list(zip(*ranks, strict=True))[: None if number == len(runs) - 1 else steps]:
             seen += [int(index) for part in parts for index in part.indices]
             position += parts[0].global_count
