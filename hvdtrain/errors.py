@@ -41,3 +41,11 @@ class JobError(HvdtrainError):
     def __init__(self, message: str, hint: str = "", *, exit_code: int = 1) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """Text of the user's as it may stand in a message: one line, printable, not endless."""
+    text = text[: limit + 1]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -38,6 +38,8 @@ FLOORS = {
     "data.sampler": 1,
     "launch.dialects": 1,
     "launch.hostfile": 1,
+    "launch.hostnames": 1,
+    "launch.inputfile": 1,
     "launch.nodelist": 1,
     "recipe": 1,
     "config": 1,

@@ -190,8 +190,6 @@ def convert(path: str | None, hosts: str | None, include: tuple[str, ...], exclu
 def _listed(path: str | None, hosts: str | None, *, strict: bool = False) -> Hosts:
     if path is not None and hosts is not None:
         raise UsageError("both a hostfile and -H are given", "give one of them")
-    if path == "-":
-        return hostfile.parse(sys.stdin.read(), source="stdin", strict=strict)
     if path is not None:
         return hostfile.read(path, strict=strict)
     if hosts is not None:

@@ -19,6 +19,9 @@ from hvdtrain.errors import UsageError
 #: Time for a rank to end by itself when the job is ended; Open MPI kills after one second by default.
 GRACE_S = 0.7
 
+#: More ranks than this in one job is taken for a slip of the pen: every rank becomes a ``Slot``.
+MAX_RANKS = 250_000
+
 Controller = Literal["mpi", "gloo"]
 
 
@@ -206,12 +209,9 @@ def start_argv(python: str) -> tuple[str, ...]:
     return (python, "-S", "-E", START_FILE)
 
 
-LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
 def is_this_machine(name: str) -> bool:
-    """Whether the name says by itself that it is this machine. Other names are resolved where that is needed, not here."""
-    return name.lower() in LOCAL_NAMES
+    """Whether the name says by itself that it is this machine: localhost, 127.x.x.x or ::1. Nothing is resolved here."""
+    return name.lower() in ("localhost", "::1") or (name.startswith("127.") and name.replace(".", "").isdigit())
 
 
 def colon_list(hosts: Sequence[Host]) -> str:
@@ -226,6 +226,8 @@ def fit(hosts: Sequence[Host], np: int, *, source: str, oversubscribe: bool = Fa
     """
     if np < 1:
         raise UsageError(f"-np must be a positive integer, got {np}", "write for example -np 2")
+    if np > MAX_RANKS:
+        raise UsageError(f"{np} ranks are more than a job can have ({MAX_RANKS})", "lower -np, or the slots")
     total = sum(host.slots for host in hosts)
     if np > total and not oversubscribe:
         more = f"write '{hosts[0].name} slots={np}'" if len(hosts) == 1 else "raise the slots"

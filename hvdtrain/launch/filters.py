@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import Host, nodelist
+from hvdtrain.launch.hostnames import ipv6, machine
 
 
 def apply(hosts: Sequence[Host], include: Sequence[str], exclude: Sequence[str]) -> tuple[Host, ...]:
@@ -21,13 +22,13 @@ def apply(hosts: Sequence[Host], include: Sequence[str], exclude: Sequence[str])
     Raises:
         UsageError: a filter names a host or a slot that is not there, or nothing is left.
     """
-    kept = {host.name.lower(): list(range(host.slots)) for host in hosts}
+    kept = {machine(host.name): list(range(host.slots)) for host in hosts}
     if include:
         wanted = _read("--include", include, hosts)
         kept = {name: [slot for slot in slots if slot in wanted.get(name, ())] for name, slots in kept.items()}
     for name, slots in _read("--exclude", exclude, hosts).items():
         kept[name] = [slot for slot in kept[name] if slot not in slots]
-    left = tuple(_with_slots(host, kept[host.name.lower()]) for host in hosts if kept[host.name.lower()])
+    left = tuple(_with_slots(host, kept[machine(host.name)]) for host in hosts if kept[machine(host.name)])
     if not left:
         raise UsageError("--include and --exclude leave no slot", "see the hosts with: hvdtrain hosts show")
     return left
@@ -41,21 +42,21 @@ def _with_slots(host: Host, slots: list[int]) -> Host:
 
 
 def _read(option: str, items: Sequence[str], hosts: Sequence[Host]) -> dict[str, set[int]]:
-    known = {host.name.lower(): host for host in hosts}
+    known = {machine(host.name): host for host in hosts}
     found: dict[str, set[int]] = {}
     for item in items:
-        names, _, slots = item.partition(":") if not item.startswith("[") else item[1:].partition("]")
+        named, mark, slots = item.partition("]") if item.startswith("[") else item.partition(":")
         try:
-            expanded = nodelist.expand(names) if not item.startswith("[") else [names]
-        except nodelist.NodelistError as error:
-            raise UsageError(f"{option} {item}: {error}", f"write {option} 'node[01-04]'") from None
-        for name in expanded:
-            host = known.get(name.lower())
+            names = [ipv6(named[1:])] if mark == "]" else nodelist.expand(named)
+        except UsageError as error:
+            raise UsageError(f"{option} {item}: {error.message}", f"write {option} 'node[01-04]'") from None
+        for name in names:
+            host = known.get(machine(name))
             if host is None:
                 near = difflib.get_close_matches(name, [each.name for each in hosts], 1)
                 hint = f"did you mean {near[0]}?" if near else f"the hosts are {', '.join(each.name for each in hosts[:8])}"
                 raise UsageError(f"{option} {item}: there is no host '{name}'", hint)
-            found.setdefault(host.name.lower(), set()).update(_slots(option, item, slots.removeprefix(":"), host))
+            found.setdefault(machine(host.name), set()).update(_slots(option, item, slots.removeprefix(":"), host))
     return found
 
 
@@ -69,7 +70,10 @@ def _slots(option: str, item: str, text: str, host: Host) -> set[int]:
             raise UsageError(
                 f"{option} {item}: '{part}' is not a slot or a range of slots", f"write {option} {host.name}:0,2-3"
             )
-        chosen.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low:
+            raise UsageError(f"{option} {item}: the range '{part}' runs backwards", f"write {option} {host.name}:{high}-{low}")
+        chosen.update(range(low, high + 1))
     beyond = [slot for slot in chosen if slot >= host.slots]
     if beyond:
         raise UsageError(

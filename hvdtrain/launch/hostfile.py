@@ -4,26 +4,25 @@ A line is read by itself, so dialects may be mixed: ``host``, ``host slots=4 max
 ``[fd00::1]:4``, ``node[01-16]:4``, ``a:2,b:2``, ``hostA 2 hostB 4``. One rule decides about repeated hosts and slots:
 
 1. A host that is only ever named bare has one slot for each time it is named (PBS and LSF write slots this way).
-2. A host whose slots are stated is named once. Naming it again, in any style, is a mistake.
+2. A host whose slots are stated is named once. Naming it again, in any style, is a mistake; so is another name of this machine
+   (``localhost``, ``127.0.0.1``, ``[::1]``).
 3. Slots are positive. To leave a host out, comment its line out.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
-from hvdtrain.errors import UsageError
-from hvdtrain.launch import Host, nodelist
-
-#: What a host name consists of: letters, digits, '.', '_' and '-', beginning with a letter or a digit. IPv6 has its own form.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
-USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", re.ASCII)
+from hvdtrain.errors import UsageError, shown
+from hvdtrain.launch import MAX_RANKS, Host, hostnames, inputfile, nodelist
 
 MAX_SLOTS = 100_000
+#: After so many mistakes the rest of a file is not read: it is something else than a hostfile.
+MAX_MISTAKES = 1000
 
 ACCEPTED = "'node01 slots=4', 'node01:4', 'alice@node01 slots=4 port=2222', '[fd00::1]:4' or 'node[01-16]:4'"
 
@@ -34,6 +33,7 @@ _KEYS = {
     **dict.fromkeys(("user", "username", "user_name", "user-name"), "user"),
     "port": "port",
 }
+_BLANKS = re.compile(r"[ \t]+")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Mistake:
     hint: str
 
     def __str__(self) -> str:
-        shown = "" if not self.text or self.text in self.problem else f"\n    {self.text}"
-        return f"{self.where}: {self.problem}{shown}"
+        quoted = "" if not self.text or self.text in self.problem else f"\n    {self.text}"
+        return f"{self.where}: {self.problem}{quoted}"
 
 
 class HostfileError(UsageError):
@@ -80,13 +80,23 @@ class Hosts:
         return sum(host.slots for host in self.hosts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a file, or an item of a list, without its comment."""
+
+    where: str
+    number: int
+    text: str
+
+    def mistake(self, problem: str, hint: str) -> Mistake:
+        return Mistake(self.where, self.number, shown(self.text), problem, hint)
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
     """A host as one line names it; what the line does not say is None."""
 
-    where: str
-    line: int
-    text: str
+    line: _Line
     name: str
     slots: int | None = None
     max_slots: int | None = None
@@ -94,37 +104,30 @@ class _Entry:
     port: int | None = None
 
 
-class _BadLineError(Exception):
-    def __init__(self, problem: str, hint: str = f"write {ACCEPTED}") -> None:
-        super().__init__(problem)
-        self.problem, self.hint = problem, hint
-
-
-def read(path: str | Path, *, strict: bool = False) -> Hosts:
-    """Parse a file. A file that is not there is a mistake, never an empty or a local list."""
+def read(path: str | Path, *, source: str = "", strict: bool = False) -> Hosts:
+    """Parse a file, a pipe, or ``-`` (standard input). A file that is not there is a mistake, never an empty or a local list."""
+    source = source or ("stdin" if str(path) == "-" else str(path))
+    named = f"'{source}'" if source == str(path) else source
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        data = inputfile.read(path)
     except FileNotFoundError:
         raise UsageError(
-            f"hostfile '{path}' does not exist (looked in {Path(path).absolute().parent})",
+            f"hostfile {named} does not exist (looked in {Path(path).absolute().parent})",
             f"create it with lines such as 'node01 slots=4', or name the hosts: -H node01:4,node02:4 (now: {path})",
         ) from None
     except IsADirectoryError:
-        raise UsageError(f"hostfile '{path}' is a directory", "name a file with lines such as 'node01 slots=4'") from None
+        raise UsageError(f"hostfile {named} is a directory", "name a file with lines such as 'node01 slots=4'") from None
     except PermissionError:
-        raise UsageError(f"hostfile '{path}' may not be read by this user", f"try: chmod +r {path}") from None
+        raise UsageError(f"hostfile {named} may not be read by this user", f"try: chmod +r {path}") from None
     except OSError as error:
-        raise UsageError(f"hostfile '{path}' cannot be read: {error.strerror}", "check its path") from None
+        raise UsageError(f"hostfile {named} cannot be read: {error.strerror}", "name the hosts: -H node01:4,node02:4") from None
+    try:
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise HostfileError(
-            [
-                Mistake(
-                    f"{path}:{line}", line, "", f"byte {error.object[error.start]:#04x} is not UTF-8 text", "is it a hostfile?"
-                )
-            ]
-        ) from None
-    return parse(text, source=str(path), strict=strict)
+        number = data.count(b"\n", 0, error.start) + 1
+        problem = f"byte {data[error.start]:#04x} is not UTF-8 text"
+        raise HostfileError([_Line(f"{source}:{number}", number, "").mistake(problem, "is it a hostfile?")]) from None
+    return parse(text, source=source, strict=strict)
 
 
 def parse(text: str, *, source: str = "hosts", strict: bool = False) -> Hosts:
@@ -134,240 +137,167 @@ def parse(text: str, *, source: str = "hosts", strict: bool = False) -> Hosts:
         strict: a bare name is a mistake instead of one slot with a warning.
 
     Raises:
-        HostfileError: with every mistake of the text.
+        HostfileError: with the mistakes of the text, one for each line that has any.
     """
-    lines = [(f"{source}:{number}", number, line) for number, line in enumerate(re.split(r"\r\n|\r|\n", text), 1)]
-    return _collect(lines, source, strict, empty_hint="add lines such as 'node01 slots=4'")
+    contents = (re.split(r"#|//", line, maxsplit=1)[0].strip(" \t") for line in re.split(r"\r\n|\r|\n", text))
+    lines = (_Line(f"{source}:{number}", number, content) for number, content in enumerate(contents, 1) if content)
+    return _collect(lines, source, strict, hint="add lines such as 'node01 slots=4'")
 
 
 def parse_option(text: str, *, source: str = "-H", strict: bool = False) -> Hosts:
     """Parse a list on the command line: ``node1:2,node2:2``, ``node[01-16]:4`` or ``localhost``."""
-    items = [(f"{source}, item {number}", 1, item) for number, item in enumerate(nodelist.split(text), 1)]
-    empty = [
-        Mistake(where, line, text, "empty host name between commas", "write for example -H node1:2,node2:2")
-        for where, line, item in items
-        if not item.strip()
-    ]
-    if empty:
-        raise HostfileError(empty)
-    hint = "write for example -H node1:2,node2:2"
-    return replace(_collect(items, source, strict, empty_hint=hint), source=f"{source} {text}" if len(text) < 40 else source)
+    items = (_Line(f"{source}, item {number}", 1, item.strip(" \t")) for number, item in enumerate(nodelist.split(text), 1))
+    found = _collect(items, source, strict, hint="write for example -H node1:2,node2:2")
+    return replace(found, source=f"{source} {text}") if len(text) < 40 else found
 
 
-def _collect(lines: Iterable[tuple[str, int, str]], source: str, strict: bool, empty_hint: str) -> Hosts:
-    entries: list[_Entry] = []
+def _collect(lines: Iterable[_Line], source: str, strict: bool, hint: str) -> Hosts:
+    """The hosts of all lines, or all mistakes."""
+    named: dict[str, list[_Entry]] = {}
     mistakes: list[Mistake] = []
-    for where, number, line in lines:
-        content = re.split(r"#|//", line, maxsplit=1)[0].strip(" \t")
-        if not content:
-            continue
+    slots = 0
+    for line in lines:
+        entries: list[_Entry] = []
         try:
-            entries += _entries(content, where, number)
-        except _BadLineError as bad:
-            mistakes.append(Mistake(where, number, _shown(content), bad.problem, bad.hint))
-        if len(entries) > nodelist.MAX_NAMES:
-            mistakes.append(Mistake(where, number, "", f"more than {nodelist.MAX_NAMES} hosts", "is it a hostfile?"))
+            entries = list(islice(_entries(line), nodelist.MAX_NAMES + 1))
+        except UsageError as error:
+            mistakes.append(line.mistake(error.message, error.hint))
+        for entry in entries:
+            named.setdefault(hostnames.machine(entry.name), []).append(entry)
+        slots += len(entries)
+        limits = (
+            (len(entries), nodelist.MAX_NAMES, "hosts on one line"),
+            (len(named), nodelist.MAX_NAMES, "hosts"),
+            (slots, MAX_RANKS, "slots"),
+            (len(mistakes), MAX_MISTAKES, "mistakes"),
+        )
+        beyond = next((f"more than {limit} {what}" for count, limit, what in limits if count > limit), "")
+        if beyond:
+            mistakes.append(line.mistake(beyond, "is it a hostfile?"))
             break
-    hosts, warnings = _merge(entries, mistakes, strict)
+    mistakes += [mistake for entries in named.values() for mistake in _contradictions(entries)]
+    alone = [first for first, *others in named.values() if first.slots is None and not others]
+    if strict:
+        mistakes += [entry.line.mistake(f"'{entry.name}' has no slots", _stating(entry)) for entry in alone]
     if mistakes:
         raise HostfileError(sorted(mistakes, key=lambda mistake: mistake.line))
-    if not hosts:
-        raise HostfileError([Mistake(source, 0, "", "no host in it", empty_hint)])
-    return Hosts(hosts, source, warnings)
+    if not named:
+        raise HostfileError([Mistake(source, 0, "", "no host in it", hint)])
+    return Hosts(tuple(_host(*entries) for entries in named.values()), source, _warnings(alone))
 
 
-def _entries(content: str, where: str, number: int) -> list[_Entry]:
-    words = re.split(r"[ \t]+", re.sub(r"[ \t]*=[ \t]*", "=", content))
-    if len(words) > 1 and len(words) % 2 == 0 and all(re.fullmatch("[0-9]+", word, re.ASCII) for word in words[1::2]):
-        pairs = zip(words[::2], words[1::2], strict=True)  # LSF: hostA 2 hostB 4
-        return [entry for host, slots in pairs for entry in _line([host, f"slots={slots}"], content, where, number)]
-    return _line(words, content, where, number)
+def _contradictions(entries: Sequence[_Entry]) -> list[Mistake]:
+    """What is wrong with one host, as all its lines name it together."""
+    first, *others = entries
+    if not others:
+        return []
+    differing = [entry for entry in others if (entry.user, entry.port) != (first.user, first.port)]
+    if any(entry.slots is not None or entry.max_slots is not None for entry in entries):
+        again, what = others[0], "is named again, first on {}, and its slots are stated"
+        hint = f"name '{first.name}' once, with all its slots: '{first.name} slots=4'"
+    elif differing:
+        again, what, hint = differing[0], "has another user or port on {}", f"name '{first.name}' with one user and one port"
+    else:
+        return []
+    where = first.line.where + (f" as '{first.name}'" if again.name.lower() != first.name.lower() else "")
+    return [again.line.mistake(f"host '{again.name}' {what.format(where)}", hint)]
 
 
-def _line(words: list[str], content: str, where: str, number: int) -> list[_Entry]:
-    first, *rest = words
-    stated: dict[str, str] = {}
-    for word in rest:
-        key, equals, _ = word.partition("=")
+def _host(first: _Entry, *others: _Entry) -> Host:
+    return Host(first.name, first.slots or 1 + len(others), first.user, first.port, first.max_slots)
+
+
+def _warnings(alone: Sequence[_Entry]) -> tuple[str, ...]:
+    if not alone:
+        return ()
+    more = f" (and {len(alone) - 1} more hosts)" if len(alone) > 1 else ""
+    return (f"{alone[0].line.where}: '{alone[0].name}'{more} has no slots, taken as 1; {_stating(alone[0])}",)
+
+
+def _stating(entry: _Entry) -> str:
+    return f"write '{entry.name} slots=4' or '{entry.name}:4'"
+
+
+# --- one line --------------------------------------------------------------------------------------------------------------
+
+
+def _entries(line: _Line) -> Iterator[_Entry]:
+    """The hosts of one line. UsageError with its first mistake."""
+    words = _BLANKS.sub(" ", line.text).replace(" =", "=").replace("= ", "=").split(" ")
+    if len(words) % 2 == 0 and all(re.fullmatch("[0-9]+", word, re.ASCII) for word in words[1::2]):
+        for host, slots in zip(words[::2], words[1::2], strict=True):  # LSF: hostA 2 hostB 4
+            yield from _of_list(line, host, {"slots": (slots, f"slots={slots}")})
+    else:
+        yield from _of_list(line, words[0], _settings(words[1:]))
+
+
+def _settings(words: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """What the words after the host say, each with its text: ``slots`` -> ``4``, ``count=4``."""
+    settings: dict[str, tuple[str, str]] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
         meaning = _KEYS.get(key.lower())
         if not equals:
-            raise _BadLineError(f"unexpected word '{_shown(word)}' after the host name", f"write {ACCEPTED}, one host a line")
+            raise UsageError(f"unexpected word '{shown(word)}' after the host name", f"write {ACCEPTED}, one host a line")
         if meaning is None:
-            raise _BadLineError(
-                f"unknown setting '{_shown(key)}' in '{_shown(word)}'", "use slots=, max_slots=, user= and port="
-            )
-        if meaning in stated:
-            raise _BadLineError(f"'{meaning}' is given twice", f"give it once: write {ACCEPTED}")
-        stated[meaning] = word
-    entries = []
-    for item in nodelist.split(first):
-        user, names, colon_slots = _spec(item, first)
-        if colon_slots is not None and "slots" in stated:
-            raise _BadLineError(
-                f"slots are given twice, '{_shown(item)}' and '{_shown(stated['slots'])}'", f"write '{names[0]} slots=4'"
-            )
-        if user and "user" in stated:
-            raise _BadLineError(
-                f"the user is given twice, '{_shown(item)}' and '{_shown(stated['user'])}'", "write 'alice@node01'"
-            )
-        slots, shown = (f"slots={colon_slots}", item) if colon_slots is not None else (stated.get("slots"), None)
-        entry = _Entry(
-            where,
-            number,
-            _shown(content),
-            names[0],
-            slots=_positive("slots", slots, names[0], MAX_SLOTS, shown),
-            max_slots=_positive("max_slots", stated.get("max_slots"), names[0], MAX_SLOTS),
-            port=_positive("port", stated.get("port"), names[0], 65535),
-            user=user or _user(stated.get("user", "=").partition("=")[2]),
+            raise UsageError(f"unknown setting '{shown(key)}' in '{shown(word)}'", "use slots=, max_slots=, user= and port=")
+        if meaning in settings:
+            raise _twice(meaning, settings[meaning][1], word)
+        settings[meaning] = value, word
+    return settings
+
+
+def _of_list(line: _Line, hosts: str, settings: Mapping[str, tuple[str, str]]) -> Iterator[_Entry]:
+    """The hosts of ``a:2,user@b`` with the settings that stand after them."""
+    for item in nodelist.split(hosts):
+        names, own = _item(item)
+        for key in own.keys() & settings.keys():
+            raise _twice(key, item, settings[key][1])
+        said = {**settings, **own}
+        slots, most, port = (
+            _positive(key, *said[key], limit, names[0]) if key in said else None
+            for key, limit in (("slots", MAX_SLOTS), ("max_slots", MAX_SLOTS), ("port", 65535))
         )
-        if entry.max_slots is not None and entry.max_slots < (entry.slots or 1):
-            raise _BadLineError(
-                f"max_slots={entry.max_slots} is less than slots={entry.slots or 1}", "raise max_slots or leave it out"
-            )
-        entries += [replace(entry, name=name) for name in names]
-    return entries
+        user = hostnames.user(said["user"][0]) if "user" in said else ""
+        if most is not None and most < (slots or 1):
+            raise UsageError(f"max_slots={most} is less than slots={slots or 1}", "raise max_slots or leave it out")
+        for name in names:
+            yield _Entry(line, name, slots, most, user, port)
 
 
-def _spec(item: str, first: str) -> tuple[str, list[str], str | None]:
-    """``user@name-or-range:slots`` -> user, names, text after the colon."""
+def _item(item: str) -> tuple[list[str], dict[str, tuple[str, str]]]:
+    """``user@name-or-range:slots`` -> the names, and the settings in it."""
     if not item:
-        raise _BadLineError(f"empty host name in '{_shown(first)}'")
+        raise UsageError("empty host name between commas", "write for example node1:2,node2:2")
     user, at, rest = item.rpartition("@")
-    if at:
-        user = _user(user) or _fail("the user before '@' is empty", "write 'alice@node01 slots=4'")
     if rest.startswith("["):
         address, closed, tail = rest[1:].partition("]")
         if not closed:
-            raise _BadLineError(f"'[' without ']' in '{_shown(item)}'")
+            raise UsageError(f"'[' without ']' in '{shown(item)}'", "write '[fd00::1]:4'")
+        _, colon, slots = tail.partition(":")
         if tail and not tail.startswith(":"):
-            raise _BadLineError(f"unexpected '{_shown(tail)}' after the address in '{_shown(item)}'", "write '[fd00::1]:4'")
-        return user, [_ipv6(address)], tail[1:] if tail else None
-    if rest.count(":") > 1 and "[" not in rest:
-        raise _BadLineError(f"'{_shown(rest)}' looks like an IPv6 address without brackets", "write '[fd00::1]:4'")
-    pattern, colon, slots = rest.partition(":")
-    try:
-        names = nodelist.expand(pattern)
-    except nodelist.NodelistError as error:
-        raise _BadLineError(_shown(str(error), 160), "write 'node[01-16]:4'") from None
-    for name in names:
-        check_name(name)
-    return user, names, slots if colon else None
+            raise UsageError(f"unexpected '{shown(tail)}' after the address in '{shown(item)}'", "write '[fd00::1]:4'")
+        names = [hostnames.ipv6(address)]
+    else:
+        pattern, colon, slots = rest.partition(":")
+        if ":" in slots and "[" not in rest:
+            raise UsageError(f"'{shown(rest)}' looks like an IPv6 address without brackets", "write '[fd00::1]:4'")
+        names = [hostnames.check(name) for name in nodelist.expand(pattern)]
+    said = {"user": (user, item)} if at else {}
+    return names, {**said, **({"slots": (slots, item)} if colon else {})}
 
 
-def check_name(name: str) -> str:
-    """The name, if it is one that no shell and no ssh can take for an option or a command."""
-    if NAME.fullmatch(name) is None:
-        if name.startswith("-"):
-            raise _BadLineError(f"host name '{_shown(name)}' begins with '-'", "a host name begins with a letter or a digit")
-        if not name:
-            raise _BadLineError("the host name is empty")
-        if len(name) > 253:
-            raise _BadLineError(f"host name '{_shown(name)}' is longer than 253 characters")
-        odd = next((char for char in name if re.fullmatch(r"[A-Za-z0-9._-]", char, re.ASCII) is None), name[0])
-        raise _BadLineError(
-            f"host name '{_shown(name)}' contains '{_shown(odd)}'"
-            if odd != name[0]
-            else f"'{_shown(name)}' is not a host name",
-            "a host name has letters, digits, '.', '_' and '-', and begins with a letter or a digit",
-        )
-    if name.isdigit():
-        raise _BadLineError(f"'{_shown(name)}' is a number, not a host name", "write 'node01 slots=4'")
-    return name
+def _twice(key: str, first: str, second: str) -> UsageError:
+    return UsageError(f"'{key}' is given twice, '{shown(first)}' and '{shown(second)}'", f"give it once: write {ACCEPTED}")
 
 
-def _ipv6(address: str) -> str:
-    try:
-        if "%" in address:
-            raise ValueError
-        return str(ipaddress.IPv6Address(address))
-    except ValueError:
-        raise _BadLineError(f"'[{_shown(address)}]' is not an IPv6 address", "write '[fd00::1]:4'") from None
-
-
-def _user(user: str) -> str:
-    if user and USER.fullmatch(user) is None:
-        raise _BadLineError(f"'{_shown(user)}' is not a user name", "write 'alice@node01 slots=4'")
-    return user
-
-
-def _fail(problem: str, hint: str) -> str:
-    raise _BadLineError(problem, hint)
-
-
-def _positive(key: str, word: str | None, name: str, limit: int, shown: str | None = None) -> int | None:
-    """The number in ``slots=4``."""
-    if word is None:
-        return None
-    value = word.partition("=")[2]
+def _positive(key: str, value: str, text: str, limit: int, name: str) -> int:
+    """The number that ``text`` gives."""
     example = f"write '{name} {key}={4 if key != 'port' else 2222}'"
-    if re.fullmatch("[0-9]{1,9}", value, re.ASCII) is None or int(value) == 0:
-        zero = f"; to leave {name} out, comment its line out" if value.strip("0") == "" and value and key == "slots" else ""
-        raise _BadLineError(f"'{key}' must be a positive integer, got '{_shown(shown or word)}'", example + zero)
-    if int(value) > limit:
-        raise _BadLineError(f"'{key}' is at most {limit}, got '{_shown(shown or word)}'", example)
-    return int(value)
-
-
-def _shown(text: str, limit: int = 80) -> str:
-    """Text of the user's as it may stand in a message: one line, printable, not endless."""
-    clean = (
-        text
-        if text.isprintable()
-        else "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
-    )
-    return clean if len(clean) <= limit else f"{clean[: limit - 3]}..."
-
-
-def _merge(entries: list[_Entry], mistakes: list[Mistake], strict: bool) -> tuple[tuple[Host, ...], tuple[str, ...]]:
-    named: dict[str, list[_Entry]] = {}
-    for entry in entries:
-        named.setdefault(entry.name.lower(), []).append(entry)
-    hosts: list[Host] = []
-    alone: list[_Entry] = []
-    for first, *others in named.values():
-        stated = [entry for entry in (first, *others) if entry.slots is not None or entry.max_slots is not None]
-        if others and stated:
-            again = others[0]
-            mistakes.append(
-                Mistake(
-                    again.where,
-                    again.line,
-                    again.text,
-                    f"host '{again.name}' is named again, first on {first.where}, and its slots are stated",
-                    f"name '{first.name}' once, with all its slots: '{first.name} slots=4'",
-                )
-            )
-            continue
-        differing = [entry for entry in others if (entry.user, entry.port) != (first.user, first.port)]
-        if differing:
-            again = differing[0]
-            problem = f"host '{again.name}' has another user or port on {first.where}"
-            mistakes.append(
-                Mistake(again.where, again.line, again.text, problem, f"name '{first.name}' with one user and one port")
-            )
-            continue
-        if first.slots is None and not others:
-            alone.append(first)
-        slots = first.slots if first.slots is not None else 1 + len(others)
-        hosts.append(Host(first.name, slots, first.user, first.port, first.max_slots))
-    if strict:
-        mistakes += [
-            Mistake(
-                entry.where,
-                entry.line,
-                entry.text,
-                f"'{entry.name}' has no slots",
-                f"write '{entry.name} slots=4' or '{entry.name}:4'",
-            )
-            for entry in alone
-        ]
-    return tuple(hosts), _warnings(alone)
-
-
-def _warnings(alone: list[_Entry]) -> tuple[str, ...]:
-    if not alone:
-        return ()
-    first = alone[0]
-    more = f" (and {len(alone) - 1} more hosts)" if len(alone) > 1 else ""
-    return (f"{first.where}: '{first.name}'{more} has no slots, taken as 1; write '{first.name} slots=4' or '{first.name}:4'",)
+    digits = value.lstrip("0")
+    if re.fullmatch("[0-9]+", digits, re.ASCII) is None:
+        zero = f"; to leave {name} out, comment its line out" if value and not digits and key == "slots" else ""
+        raise UsageError(f"'{key}' must be a positive integer, got '{shown(text)}'", example + zero)
+    if len(digits) > len(str(limit)) or int(digits) > limit:
+        raise UsageError(f"'{key}' is at most {limit}, got '{shown(text)}'", example)
+    return int(digits)

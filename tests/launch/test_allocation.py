@@ -10,15 +10,11 @@ from hvdtrain.errors import UsageError
 from hvdtrain.launch import Host
 from hvdtrain.launch.allocation import from_environment
 
-FILES = {"/var/pbs/1": "n1\nn1\nn2\n", "/lsf/hosts": "h1\nh1\nh1\nh2\n"}
-
 ALLOCATIONS = {
     "slurm": (
         {"SLURM_JOB_NODELIST": "node[01-03],gpu1", "SLURM_TASKS_PER_NODE": "4(x3),2"},
         [("node01", 4), ("node02", 4), ("node03", 4), ("gpu1", 2)],
     ),
-    "pbs": ({"PBS_NODEFILE": "/var/pbs/1"}, [("n1", 2), ("n2", 1)]),
-    "lsf file": ({"LSB_DJOB_HOSTFILE": "/lsf/hosts"}, [("h1", 3), ("h2", 1)]),
     "lsf pairs": ({"LSB_MCPU_HOSTS": "h1 3 h2 1"}, [("h1", 3), ("h2", 1)]),
     "lsf names": ({"LSB_HOSTS": "h1 h1 h1 h2"}, [("h1", 3), ("h2", 1)]),
 }
@@ -27,8 +23,9 @@ ALLOCATIONS = {
 @pytest.mark.parametrize("name", ALLOCATIONS)
 def test_an_allocation_is_read(name: str) -> None:
     variables, expected = ALLOCATIONS[name]
-    found = from_environment(variables, FILES.__getitem__)
+    found = from_environment(variables)
     assert found is not None
+    assert found.warnings == ()
     assert found.hosts == tuple(Host(host, slots) for host, slots in expected)
 
 
@@ -58,8 +55,10 @@ def test_a_contradiction_is_an_error(name: str) -> None:
     assert caught.value.hint
 
 
-def test_a_node_file_is_read_from_disk(tmp_path: Path) -> None:
-    (tmp_path / "nodes").write_text("n1\nn1\n")
-    found = from_environment({"PBS_NODEFILE": str(tmp_path / "nodes")})
+@pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
+def test_a_node_file_has_a_line_for_each_slot(variable: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    found = from_environment({variable: str(tmp_path / "nodes")})
     assert found is not None
-    assert found.hosts == (Host("n1", 2),)
+    assert found.hosts == (Host("n1", 2), Host("n2", 1))
+    assert found.warnings == ()

@@ -33,6 +33,7 @@ REFUSED = {
     "unknown slot": ((), ("node3:2",), "--exclude node3:2: node3 has slots 0 to 1, not 2"),
     "no number": (("node3:x",), (), "--include node3:x: 'x' is not a slot or a range of slots"),
     "bad range": (("node[1-",), (), "--include node[1-: '[' without ']'"),
+    "backwards": (("node1:3-1",), (), "--include node1:3-1: the range '3-1' runs backwards"),
     "nothing left": (("node1",), ("node1",), "--include and --exclude leave no slot"),
 }
 
@@ -54,4 +55,9 @@ def test_fewer_ranks_keep_the_first_devices() -> None:
 
 def test_ipv6_is_named_in_brackets() -> None:
     hosts = (Host("fd00::1", 2), Host("b", 2))
-    assert filters.apply(hosts, ("[fd00::1]:1",), ()) == (Host("fd00::1", 1, devices=(1,)),)
+    for item in ("[fd00::1]:1", "[FD00:0::1]:1"):
+        assert filters.apply(hosts, (item,), ()) == (Host("fd00::1", 1, devices=(1,)),)
+
+
+def test_this_machine_answers_to_all_its_names() -> None:
+    assert filters.apply((Host("localhost", 2), Host("b", 2)), (), ("127.0.0.1",)) == (Host("b", 2),)

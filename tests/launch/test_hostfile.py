@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Host, hostfile
+from hvdtrain.launch import MAX_RANKS, Host, fit, hostfile
 from hvdtrain.launch.hostfile import HostfileError, parse, parse_option
 
 A2, B4 = Host("a", 2), Host("b", 4)
@@ -52,8 +53,9 @@ MISTAKES = {
     "a:four": "hosts:1: 'slots' must be a positive integer, got 'a:four'",
     "a:0": "hosts:1: 'slots' must be a positive integer, got 'a:0'",
     "a:": "hosts:1: 'slots' must be a positive integer, got 'a:'",
-    "a slots=2 slots=3": "hosts:1: 'slots' is given twice",
-    "a:2 slots=3": "hosts:1: slots are given twice, 'a:2' and 'slots=3'",
+    "a slots=2 slots=3": "hosts:1: 'slots' is given twice, 'slots=2' and 'slots=3'",
+    "a:2 slots=3": "hosts:1: 'slots' is given twice, 'a:2' and 'slots=3'",
+    "al@a:2 user=bo": "hosts:1: 'user' is given twice, 'al@a:2' and 'user=bo'",
     "a slots=4 max_slots=2": "hosts:1: max_slots=2 is less than slots=4",
     "a slots=2\nb slots=2\na slots=2": "hosts:3: host 'a' is named again, first on hosts:1, and its slots are stated",
     "a\nb:1\na slots=2": "hosts:3: host 'a' is named again, first on hosts:1, and its slots are stated",
@@ -62,28 +64,32 @@ MISTAKES = {
     "root@a\nalice@a": "hosts:2: host 'a' has another user or port on hosts:1",
     "a b": "hosts:1: unexpected word 'b' after the host name",
     "a cores=4": "hosts:1: unknown setting 'cores' in 'cores=4'",
-    "4": "hosts:1: '4' is a number, not a host name",
+    "4": "hosts:1: '4' ends in a number, so it is no host name, and it is no IPv4 address of a host",
     "fd00::1": "hosts:1: 'fd00::1' looks like an IPv6 address without brackets",
     "[fd00::1": "hosts:1: '[' without ']' in '[fd00::1'",
     "[fd00::1]2": "hosts:1: unexpected '2' after the address in '[fd00::1]2'",
-    "[fe80::1%eth0]:2": "hosts:1: '[fe80::1%eth0]' is not an IPv6 address",
+    "[fe80::1%eth0]:2": "hosts:1: '[fe80::1%eth0]' is no IPv6 address of a host",
+    "[::ffff:10.0.0.1]:2": "hosts:1: '[::ffff:10.0.0.1]' is an IPv4 address",
+    "[::]:2": "hosts:1: '[::]' is no IPv6 address of a host",
     "-oProxyCommand=sh": "hosts:1: host name '-oProxyCommand=sh' begins with '-'",
     "a;reboot": "hosts:1: host name 'a;reboot' contains ';'",
-    "$(id):2": "hosts:1: '$(id)' is not a host name",
+    "$(id):2": "hosts:1: host name '$(id)' contains '$'",
     "a`id`": "hosts:1: host name 'a`id`' contains '`'",
     "-l@a": "hosts:1: '-l' is not a user name",
-    "@a": "hosts:1: the user before '@' is empty",
+    "@a": "hosts:1: '' is not a user name",
+    "a user=": "hosts:1: '' is not a user name",
     "nodé:2": "hosts:1: host name 'nodé' contains 'é'",
-    "a,,b": "hosts:1: empty host name in 'a,,b'",
-    "n[1-x]": "hosts:1: 'x' in 'n[1-x]' is not a number or a range such as 01-16",
+    "a,,b": "hosts:1: empty host name between commas",
+    ":2": "hosts:1: the host name is empty",
+    "n[1-x]": "hosts:1: '1-x' in 'n[1-x]' is not a number or a range such as 01-16",
     "n[3-1]": "hosts:1: range '3-1' in 'n[3-1]' runs backwards",
     "n[1-999999999]": "hosts:1: 'n[1-999999999]' stands for more than 100000 names",
     "n1]": "hosts:1: ']' without '[' in 'n1]'",
+    "a slots=1000000000000": "hosts:1: 'slots' is at most 100000, got 'slots=1000000000000'",
     "a port=70000": "hosts:1: 'port' is at most 65535, got 'port=70000'",
     "": "hosts: no host in it",
     "# only a comment": "hosts: no host in it",
 }
-MISTAKES["n[1-x]"] = "hosts:1: '1-x' in 'n[1-x]' is not a number or a range such as 01-16"
 
 
 @pytest.mark.parametrize("text", MISTAKES)
@@ -156,6 +162,8 @@ def test_a_missing_file_is_an_error_and_never_a_local_run(tmp_path: Path) -> Non
     (tmp_path / "binary").write_bytes(b"a:2\n\xff\xfe")
     with pytest.raises(HostfileError, match="binary:2: byte 0xff"):
         hostfile.read(tmp_path / "binary")
+    with pytest.raises(UsageError, match="hostfile '/dev/zero' cannot be read: it is larger than 16 MiB"):
+        hostfile.read("/dev/zero")
 
 
 def test_the_mark_that_windows_editors_put_first_is_ignored(tmp_path: Path) -> None:
@@ -170,3 +178,57 @@ EXAMPLES = {"two-hosts": 8, "unequal": 11, "ranges": 140, "localhost": 2}
 def test_the_examples_are_what_they_say(path: Path) -> None:
     parsed = hostfile.read(path, strict=True)
     assert (parsed.slots, parsed.warnings) == (EXAMPLES[path.name], ())
+
+
+ONE_MACHINE = ["[::1]:2,localhost:2", "127.0.0.1:1,LOCALHOST:1", "localhost:1,127.0.0.2", "localhost,localhost:1"]
+
+
+@pytest.mark.parametrize("text", ONE_MACHINE)
+def test_other_names_of_this_machine_count_as_naming_it_again(text: str) -> None:
+    with pytest.raises(HostfileError, match="is named again, first on hosts:1"):
+        parse(text.replace(",", "\n"))
+
+
+def test_a_host_named_again_by_another_name_says_by_which() -> None:
+    with pytest.raises(HostfileError) as caught:
+        parse_option("[::1]:2,localhost:2")
+    assert "host 'localhost' is named again, first on -H, item 1 as '::1', and its slots are stated" in caught.value.message
+    assert parse("127.0.0.1\nlocalhost\n").hosts == (Host("127.0.0.1", 2),)
+
+
+LARGE = {
+    "hosts on one line": ",".join(f"{letter}[0-99999]" for letter in "abcdefgh"),
+    "names on one line": "a," * 200_000 + "a",
+    "hosts": "\n".join(f"{letter}[0-49999]" for letter in "abc"),
+    "slots": "a[0-99999]\n" * 3,
+    "mistakes": "-\n" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_too_large_for_a_hostfile_is_refused_soon(name: str) -> None:
+    start = time.process_time()
+    with pytest.raises(HostfileError) as caught:
+        parse(LARGE[name])
+    assert any(mistake.problem.startswith("more than ") for mistake in caught.value.mistakes)
+    assert len(str(caught.value)) < 10_000
+    assert time.process_time() - start < 8
+
+
+def test_long_runs_of_blanks_take_no_time() -> None:
+    start = time.process_time()
+    assert parse(f"a{' ' * 1_000_000}slots{chr(9) * 1_000_000}={' ' * 1_000_000}2{' ' * 1_000_000}").hosts == (Host("a", 2),)
+    with pytest.raises(HostfileError):
+        parse(f"a{' ' * 1_000_000}x")
+    assert time.process_time() - start < 2
+
+
+def test_a_comment_is_a_thing_of_files() -> None:
+    with pytest.raises(HostfileError, match="contains '#'"):
+        parse_option("a:2,b#c")
+
+
+def test_more_ranks_than_any_job_has_are_refused_before_a_place_is_made_for_each() -> None:
+    with pytest.raises(UsageError, match="1000000000 ranks are more than a job can have"):
+        fit((Host("a", 2), Host("b", 2)), 10**9, source="hosts", oversubscribe=True)
+    assert sum(host.slots for host in fit((Host("a", 2),), MAX_RANKS, source="hosts", oversubscribe=True)) == MAX_RANKS

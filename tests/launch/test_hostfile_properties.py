@@ -11,32 +11,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Host, allocation, dialects, hostfile
+from hvdtrain.launch import Host, allocation, dialects, hostfile, hostnames
 from hvdtrain.launch.dialects import DIALECTS
 from hvdtrain.launch.hostfile import HostfileError, parse
 
-DOCUMENTED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+DOCUMENTED_NAME = re.compile(
+    r"(?!.{254})[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?)*"
+)
 DOCUMENTED_IPV6 = re.compile(r"[0-9a-f:.]+")
+IPV4 = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}")
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 names = st.one_of(
-    st.from_regex(r"[a-z][a-z0-9._-]{0,20}", fullmatch=True),
+    st.from_regex(r"[a-z]([a-z0-9_-]{0,8}[a-z0-9])?(\.[a-z]([a-z0-9_-]{0,8}[a-z0-9])?){0,2}", fullmatch=True),
     st.builds(
         lambda stem, number, width: f"{stem}{number:0{width}}",
         st.sampled_from(["n", "gpu-", "r1n"]),
         st.integers(0, 120),
         st.integers(1, 4),
     ),
-    st.builds(lambda parts: ".".join(map(str, parts)), st.lists(st.integers(0, 255), min_size=4, max_size=4)),
+    st.ip_addresses(v=4).filter(lambda address: not address.is_multicast and not address.is_unspecified).map(str),
 )
-ipv6 = st.ip_addresses(v=6).map(str)
+ipv6 = (
+    st.ip_addresses(v=6)
+    .filter(lambda address: not address.is_multicast and not address.is_unspecified and address.ipv4_mapped is None)
+    .map(str)
+)
 
 
 @st.composite
 def host_lists(draw: st.DrawFn, dialect: str) -> tuple[Host, ...]:
     can_say = DIALECTS[dialect].can_say
     name = st.one_of(names, ipv6) if "IPv6" in can_say else names
-    listed = draw(st.lists(name, min_size=1, max_size=12, unique_by=str.lower))
+    listed = draw(st.lists(name, min_size=1, max_size=12, unique_by=hostnames.machine))
     hosts = []
     for each in listed:
         slots = draw(st.integers(1, 64))
@@ -97,7 +103,9 @@ def check(text: str) -> bool:
         assert parsed.hosts
         for host in parsed.hosts:
             assert (DOCUMENTED_IPV6 if host.is_ipv6 else DOCUMENTED_NAME).fullmatch(host.name), host
+            assert IPV4.fullmatch(host.name) or not host.name.rpartition(".")[2].isdigit(), host
             assert host.slots >= 1
+        assert len({hostnames.machine(host.name) for host in parsed.hosts}) == len(parsed.hosts)
         return True
     lines = len(re.split(r"\r\n|\r|\n", text))
     assert caught.mistakes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -67,7 +66,7 @@ def test_check_lists_every_mistake_and_exits_1(tmp_path: Path, capsys: pytest.Ca
         "    a slots=four\n"
         "    Hint: write 'a slots=4'\n"
         f"{path}:3: host name 'c;d' contains ';'\n"
-        "    Hint: a host name has letters, digits, '.', '_' and '-', and begins with a letter or a digit\n"
+        "    Hint: a host name has letters, digits, '.', '_' and '-', and begins and ends with a letter or a digit\n"
         "2 mistakes\n"
     )
     assert main(["hosts", "check", str(path), "--json"]) == 1
@@ -101,16 +100,35 @@ def test_convert(dialect: str, hosts: str, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == CONVERTED[dialect]
 
 
-def test_hosts_come_from_stdin_the_command_line_or_the_batch_job(
+def test_hosts_come_from_the_command_line_or_the_batch_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a:2\n"))
-    assert main(["hosts", "convert", "-", "--to", "horovod"]) == 0
     assert main(["hosts", "convert", "-H", "b:3", "--to", "horovod"]) == 0
     monkeypatch.setenv("SLURM_JOB_NODELIST", "c[1-2]")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "4(x2)")
     assert main(["hosts", "convert", "--to", "horovod"]) == 0
-    assert capsys.readouterr().out == "a:2\nb:3\nc1:4,c2:4\n"
+    assert capsys.readouterr().out == "b:3\nc1:4,c2:4\n"
+
+
+@pytest.mark.parametrize(
+    "shell", ['"$@" <(sleep 0.1; echo a:2; echo b:1)', "echo a:2,b:1 | '$@' -", "echo a:2,b:1 | '$@' /dev/stdin"]
+)
+def test_hosts_come_through_a_pipe(shell: str) -> None:
+    words = [
+        "bash",
+        "-c",
+        shell.replace("'$@'", '"$@"'),
+        "bash",
+        sys.executable,
+        "-m",
+        "hvdtrain",
+        "hosts",
+        "convert",
+        "--to",
+        "horovod",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("a:2,b:1\n", "")
 
 
 REFUSED = {
@@ -118,6 +136,8 @@ REFUSED = {
     ("check", "nope"): "hostfile 'nope' does not exist",
     ("convert", "nope", "-H", "a:1", "--to", "pbs"): "both a hostfile and -H are given",
     ("show", "-H", "a:1", "-np", "2"): "2 processes requested, '-H a:1' offers 1 slot (a: 1)",
+    ("show", "-H", "a:1", "-np", "1000000000"): "1000000000 ranks are more than a job can have (250000)",
+    ("show", "-H", "a[1-1000]:1000"): "1000000 ranks are more than a job can have (250000)",
     ("convert", "-H", "al@a:1", "--to", "mpich"): "the mpich dialect cannot say user (host a)",
 }
 
