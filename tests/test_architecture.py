@@ -54,10 +54,18 @@ FLOORS = {
 
 #: library -> modules that may import it
 HOMES = {
-    "torch": {"adapters.torch", "adapters.torch_reducer", "comm.horovod"},
-    "tensorflow": {"adapters.keras", "comm.horovod"},
-    "keras": {"adapters.keras"},
-    "horovod": {"adapters.torch_reducer", "adapters.keras", "comm.horovod"},
+    "torch": {
+        "adapters.torch",
+        "adapters.torch_metrics",
+        "adapters.torch_norm",
+        "adapters.torch_reducer",
+        "adapters.torch_state",
+        "comm.horovod",
+        "torch",
+    },
+    "tensorflow": {"adapters.keras", "adapters.keras_reducer", "adapters.keras_norm", "comm.horovod"},
+    "keras": {"adapters.keras", "adapters.keras_norm"},
+    "horovod": {"adapters.torch_reducer", "adapters.keras_reducer", "comm.horovod"},
     "mpi4py": {"comm.mpi"},
     "tensorboard": {"loggers.tensorboard"},
     "click": {"cli"},

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
 from hvdtrain.comm import Communicator
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.metrics import Means
 
 
@@ -79,6 +79,30 @@ def refuse_sum(loss: object) -> None:
             f"the loss {type(loss).__name__} sums over the samples (reduction='sum'), it must be their mean",
             "leave reduction at its default",
         )
+
+
+def blame(tensors: Sequence[str], loss: float, host: str, comm: Communicator) -> NoReturn:
+    """Collective. Raise the error of gradients that are not finite, on all ranks alike.
+
+    Args:
+        tensors: the parameters whose gradients are not finite on this rank before they are reduced.
+        loss: of this rank's samples.
+        host: this rank's.
+    """
+    everyone = comm.allgather((list(tensors), loss, host), name="gradient/blame")
+    culprits = [(rank, *facts) for rank, facts in enumerate(everyone) if facts[0]]
+    if not culprits:
+        raise HvdtrainError(
+            "the gradients are finite on each rank, and their sum over the ranks or its norm overflows",
+            "lower the learning rate or the scale of the loss; --resume auto goes on from the last checkpoint",
+        ).everywhere()
+    rank, names, loss, host = culprits[0]
+    more = f" and of {len(names) - 1} more tensors" if len(names) > 1 else ""
+    also = f"; likewise on rank {', '.join(str(other[0]) for other in culprits[1:])}" if len(culprits) > 1 else ""
+    raise HvdtrainError(
+        f"the gradient of {names[0]}{more} is not finite on rank {rank} ({host}), where the loss is {loss:.4g}{also}",
+        "check the data of this step, or lower the learning rate; --resume auto goes on from the last checkpoint",
+    ).everywhere()
 
 
 _PAIRS = (

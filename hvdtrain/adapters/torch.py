@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import inspect
-import pickle
+import socket
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hvdtrain.adapters import batch_pair, refuse_sum
+from hvdtrain.adapters import batch_pair, blame, refuse_sum
+from hvdtrain.adapters import torch_metrics as stateful
+from hvdtrain.adapters import torch_norm as norms
+from hvdtrain.adapters import torch_state as states
 from hvdtrain.adapters.torch_reducer import GradientReducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import UsageError
-from hvdtrain.metrics import Mean, Means
+from hvdtrain.metrics import Mean, Means, merge
+from hvdtrain.update import Update
 
-#: a figure of (output, target): a scalar, the mean over the samples of the batch
-Figure = Callable[[Any, Any], torch.Tensor]
+#: a figure of (output, target): a scalar, the mean over the samples of the batch; or a Mean
+Figure = Callable[[Any, Any], Any]
 
 
 class TorchAdapter:
@@ -28,8 +32,10 @@ class TorchAdapter:
     Args:
         model: called with the inputs of a batch: one tensor, or the members of a tuple or a dict of them.
         optimizer: over the model's parameters. It stays as it is; its state goes into checkpoints.
-        loss: ``loss(output, target)``, a scalar that is the mean over the samples.
-        metrics: more figures of (output, target), by name, each the mean over the samples.
+        loss: ``loss(output, target)``, a scalar that is the mean over the samples (or over what ``update.count`` counts).
+        metrics: more figures by name: functions of (output, target) like the loss, or ``torchmetrics.Metric`` objects,
+            which are evaluated on the validation data.
+        update: precision, micro-batches, clipping and the like.
 
     Raises:
         UsageError: the loss sums, or the optimizer updates parameters that are not the model's.
@@ -43,20 +49,17 @@ class TorchAdapter:
         optimizer: torch.optim.Optimizer,
         *,
         loss: Figure,
-        metrics: Mapping[str, Figure] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        update: Update | None = None,
     ) -> None:
-        self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.figures = {"loss": loss, **(metrics or {})}
+        self.model, self.optimizer, self.loss, self.update = model, optimizer, loss, update or Update()
+        metrics = metrics or {}
+        self.objects = {name: metric for name, metric in metrics.items() if stateful.is_stateful(metric)}
+        self.figures = {"loss": loss, **{name: metric for name, metric in metrics.items() if name not in self.objects}}
         self.device = torch.device("cpu")
         self.owns_state = True
         refuse_sum(loss)
-        own = {id(parameter) for parameter in model.parameters()}
-        foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
-        if foreign:
-            raise UsageError(
-                f"the optimizer updates {foreign} parameters that are not the model's: they would be neither averaged nor saved",
-                "make them part of the model, for example in a torch.nn.ModuleDict or a module that holds both",
-            )
+        refuse_foreign(model, optimizer)
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is closure.empty:
             raise UsageError(
@@ -67,6 +70,7 @@ class TorchAdapter:
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
         self._reducer: GradientReducer | None = None
+        self._scaler: torch.amp.GradScaler | None = None
         self._readable = False
 
     def setup(self, comm: Communicator) -> None:
@@ -74,88 +78,216 @@ class TorchAdapter:
         self.owns_state = comm.world.is_primary
         if torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
-            for module in (self.model, *self.figures.values()):  # a loss may hold tensors too: class weights
+            for module in (
+                self.model,
+                *self.figures.values(),
+                *self.objects.values(),
+            ):  # a loss may hold tensors too: class weights
                 if isinstance(module, torch.nn.Module):
                     module.to(self.device)
+        if self.update.precision == "float16":
+            self._scaler = torch.amp.GradScaler(self.device.type)
         if comm.world.size > 1:
-            self._reducer = GradientReducer(self.model)
+            self._reducer = GradientReducer(self.model, self.update, comm.world.rank)
+            if self.update.sync_batch_norm:
+                norms.synchronize(self.model, self._reducer.hvd)
 
     def sync(self, root: int = 0) -> None:
-        if self._reducer is None:
-            return
-        hvd = self._reducer.hvd
-        mine = self._comm.world.rank == root
-        tensors: list[torch.Tensor] = []
-        state = self._state() if mine else None
-        shapes = self._comm.broadcast(_map_tensors(state, _Shape.of, torch.Tensor), name="state/shapes", root=root)
-        if state is None:
-            state = _map_tensors(shapes, lambda shape: shape.empty(self.device), _Shape)
-        # Horovod sends memory as it lies, and refuses any other layout than this one.
-        _map_tensors(state, lambda tensor: tensors.append(tensor.contiguous()), torch.Tensor)
-        handles = [
-            hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)
-        ]
-        for handle in handles:
-            hvd.synchronize(handle)
-        if not mine:
-            self._set_state(state)
+        if self._reducer is not None:
+            mine = self._comm.world.rank == root
+            state = self._state() if mine else None
+            state = states.broadcast(state, self._comm, self._reducer.hvd, device=self.device, root=root)
+            if not mine:
+                self._set_state(state)
 
-    def tensors(self) -> Iterator[tuple[str, Any]]:
-        yield from ()
+    def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        yield from states.named_arrays(self.model, self.optimizer)
 
     def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         if lr is not None:
             for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
                 group["lr"] = lr * ratio
         self.model.train()
+        factor = self.update.factor(weight, self._comm.world.size)
+        parts = self._micro_batches(*self._to_device(batch))
         if self._reducer is not None:
-            self._reducer.begin()
-        self.optimizer.zero_grad(set_to_none=True)
-        inputs, target, count = self._to_device(batch)
-        output = None
-        if count:
-            output = self._forward(inputs)
-            loss = _scalar("loss", self.loss(output, target))
-            if not loss.requires_grad:
-                raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
-            (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+            self._reducer.begin(max(len(parts), 1))
+        means, units = self._accumulate(parts, factor, seed, self._scaler)
         if self._reducer is not None:
-            self._reducer.finish()
-        self.optimizer.step()
-        with torch.no_grad():
-            known = {"loss": loss.detach()} if count else {}
-            return self._means(output, target, count, known)
+            units = self._reducer.finish(units)
+        # A batch without any unit (only padding) has no gradient at all.
+        self._multiply(self.update.postscale * (1.0 if self.update.count is None or not units else 1.0 / units))
+        if self._finish(lambda: self._blame(parts, factor, seed)):
+            self.optimizer.step()
+        return means
 
     def settle(self) -> None:
-        pass
-
-    def eval_end(self) -> Mapping[str, float]:
-        return {}
+        if self._reducer is not None and (tensors := norms.statistics(self.model)):
+            hvd = self._reducer.hvd
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            mean = hvd.allreduce(flat, op=hvd.Average, name="batch norm/moving statistics")
+            for tensor, part in zip(tensors, mean.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
 
     @torch.no_grad()
     def eval_step(self, batch: Any) -> Means:
         self.model.eval()
         inputs, target, count = self._to_device(batch)
-        return self._means(self._forward(inputs) if count else None, target, count, {})
+        if not count:
+            return dict.fromkeys(self.figures, Mean())
+        with self._precision():
+            output = self._forward(inputs)
+            means = self._means(output, target, self._units(target, count), {})
+        for metric in self.objects.values():
+            metric.update(output, target)
+        return means
+
+    def eval_end(self) -> Mapping[str, float]:
+        return {name: stateful.value(name, metric, self._comm) for name, metric in self.objects.items()}
 
     def save(self, directory: Path) -> None:
         path = directory / "torch.pt"
         torch.save(self._state(), path)
         if not self._readable:  # a checkpoint that the safe loader refuses is none: find out at the first one
-            _read(path, "meta")
+            states.read(path, "meta")
             self._readable = True
 
     def load(self, directory: Path) -> None:
-        self._set_state(_read(directory / "torch.pt", "cpu"))
+        self._set_state(states.read(directory / "torch.pt", "cpu"))
 
     def _state(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        plain: dict[str, Any] = _map_tensors(state, lambda number: number.item(), np.generic)  # the safe loader refuses NumPy's
+        if self._scaler is not None:
+            state["scaler"] = self._scaler.state_dict()
+        # the safe loader refuses NumPy's numbers
+        plain: dict[str, Any] = states.map_leaves(state, lambda number: number.item(), np.generic)
         return plain
 
     def _set_state(self, state: Any) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(state["scaler"])
+
+    def _accumulate(
+        self, parts: list[tuple[Any, Any, int]], factor: float, seed: int | None, scaler: Any
+    ) -> tuple[Means, float]:
+        """Sum the gradients of this rank's micro-batches, each weighted by its part of the global batch.
+
+        Returns:
+            means over this rank's samples, and its units as a part of the global batch's samples.
+        """
+        if seed is not None:
+            torch.manual_seed(seed)
+        self.optimizer.zero_grad(set_to_none=True)
+        means: Means = dict.fromkeys(self.figures, Mean())
+        samples, all_units = sum(count for _, _, count in parts), 0.0
+        for inputs, target, count in parts:
+            units = self._units(target, count)
+            if not units:
+                self._pass_without_samples(inputs)
+                continue
+            with self._precision():
+                output = self._forward(inputs)
+                loss = _scalar("loss", self.loss(output, target))
+            if not loss.requires_grad:
+                raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
+            part = factor * units / samples
+            weighted = loss if part == 1.0 else loss * part
+            (weighted if scaler is None else scaler.scale(weighted)).backward()
+            all_units += part
+            with torch.no_grad(), self._precision():
+                means = merge(means, self._means(output, target, units, {"loss": loss.detach()}))
+        return means, all_units
+
+    def _pass_without_samples(self, inputs: Any) -> None:
+        """Take part in what the ranks do together within a pass. Without synchronised layers that is nothing."""
+        if not (self.update.sync_batch_norm and self._reducer is not None):
+            return
+        one = states.map_leaves(inputs, lambda tensor: tensor.new_zeros((1, *tensor.shape[1:])), torch.Tensor)
+        outputs: list[torch.Tensor] = []
+        with norms.without_samples(self.model), self._precision():
+            states.map_leaves(self._forward(one), outputs.append, torch.Tensor)
+            sum((output.float().sum() * 0.0 for output in outputs), torch.zeros((), device=self.device)).backward()  # type: ignore[no-untyped-call]
+
+    def _finish(self, blame_ranks: Callable[[], None]) -> bool:
+        """Unscale and clip the reduced gradients; whether they can be applied, which all ranks find alike."""
+        for parameter in self._parameters():  # the same row of a sparse gradient may come several times
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+        values = [_values(gradient) for gradient in self._gradients()]
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
+        if not values:
+            return True
+        norm = torch.nn.utils.get_total_norm(values)
+        if self._scaler is not None:
+            finite, scale = bool(norm.isfinite()), self._scaler.get_scale()
+            self._scaler.update()
+            if not finite and scale <= 1.0:  # what still overflows unscaled is none of the scaling's doing
+                blame_ranks()
+        else:
+            finite = bool(norm.isfinite())
+            if not finite:
+                blame_ranks()
+        if finite and self.update.clip_norm is not None:
+            share = (self.update.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does
+            for value in values:
+                value.mul_(share.to(value.device))
+        if finite and self.update.clip_value is not None:
+            for value in values:
+                value.clamp_(-self.update.clip_value, self.update.clip_value)
+        return finite
+
+    def _blame(self, parts: list[tuple[Any, Any, int]], factor: float, seed: int | None) -> None:
+        """Collective. Raise the error that names the rank and the tensor whose own gradient is not finite."""
+        if self._reducer is not None:
+            self._reducer.pause()
+        means, _ = self._accumulate(parts, factor, seed, None)
+        bad = [
+            name
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None and not _values(parameter.grad).isfinite().all()
+        ]
+        blame(bad, means["loss"].value, socket.gethostname(), self._comm)
+
+    def _parameters(self) -> Iterator[torch.nn.Parameter]:
+        """Those that the optimizer updates."""
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def _gradients(self) -> Iterator[torch.Tensor]:
+        return (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
+
+    def _multiply(self, factor: float) -> None:
+        if factor != 1.0:
+            for gradient in self._gradients():
+                gradient.mul_(factor)
+
+    def _units(self, target: Any, count: int) -> float:
+        """What the loss of this micro-batch is a mean over."""
+        return float(self.update.count(target)) if self.update.count is not None and count else float(count)
+
+    def _micro_batches(self, inputs: Any, target: Any, count: int) -> list[tuple[Any, Any, int]]:
+        size = self.update.micro_batch_size
+        if size is None or count <= size:
+            return [(inputs, target, count)]
+        pieces = []
+        for start in range(0, count, size):
+            piece = slice(start, start + size)
+            take = lambda tensor, piece=piece: tensor[piece]  # noqa: E731
+            pieces.append(
+                (
+                    states.map_leaves(inputs, take, torch.Tensor),
+                    states.map_leaves(target, take, torch.Tensor),
+                    min(size, count - start),
+                )
+            )
+        return pieces
+
+    def _precision(self) -> torch.autocast:
+        precision = self.update.precision
+        return torch.autocast(self.device.type, getattr(torch, precision), enabled=precision != "float32")
 
     def _forward(self, inputs: Any) -> Any:
         if isinstance(inputs, dict):
@@ -176,50 +308,28 @@ class TorchAdapter:
             return tuple(self._tensors(array) for array in arrays)
         return torch.as_tensor(arrays, device=self.device)
 
-    def _means(self, output: Any, target: Any, count: int, known: Mapping[str, torch.Tensor]) -> Means:
-        if not count:
-            return dict.fromkeys(self.figures, Mean())
-        return {
-            name: Mean.of(known[name] if name in known else _scalar(name, figure(output, target)), count)
-            for name, figure in self.figures.items()
-        }
+    def _means(self, output: Any, target: Any, units: float, known: Mapping[str, torch.Tensor]) -> Means:
+        means: Means = {}
+        for name, figure in self.figures.items():
+            value = known[name] if name in known else figure(output, target)
+            means[name] = value if isinstance(value, Mean) else Mean.of(_scalar(name, value), units)
+        return means
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What a rank must know to make room for another rank's tensor."""
-
-    size: tuple[int, ...]
-    dtype: torch.dtype
-    #: counters of an optimizer stay in host memory
-    on_host: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Shape:
-        return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type == "cpu")
-
-    def empty(self, device: torch.device) -> torch.Tensor:
-        return torch.empty(self.size, dtype=self.dtype, device="cpu" if self.on_host else device)
+def refuse_foreign(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError if ``optimizer`` updates parameters that are not ``model``'s: they would be neither averaged nor saved."""
+    own = {id(parameter) for parameter in model.parameters()}
+    foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
+    if foreign:
+        raise UsageError(
+            f"the optimizer updates {foreign} parameters that are not the model's: they would be neither averaged nor saved",
+            "make them part of the model, for example in a torch.nn.ModuleDict or a module that holds both",
+        )
 
 
-def _read(path: Path, device: str) -> Any:
-    """Load with PyTorch's safe loader, which takes tensors and plain values, and NumPy arrays besides."""
-    with torch.serialization.safe_globals(_NUMPY):
-        try:
-            return torch.load(path, map_location=device, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise UsageError(
-                f"the model's or the optimizer's state holds more than tensors, numbers, text and arrays: {error.args[0].splitlines()[0]}",
-                "keep only such values in buffers, param_groups and get_extra_state()",
-            ) from None
-
-
-_NUMPY: list[Any] = [
-    np.ndarray,
-    np.dtype,
-    np.zeros(0).__reduce__()[0],
-    *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"},
-]
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    """The elements of a gradient, shared with it; of a sparse one those that it has."""
+    return gradient._values() if gradient.is_sparse else gradient
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor:
@@ -229,14 +339,3 @@ def _scalar(name: str, value: Any) -> torch.Tensor:
         shape = tuple(figure.shape)
         raise UsageError(f"the {name} must be a scalar, got shape {shape}", "return the mean over the samples: .mean()")
     return figure if figure.dtype == torch.float64 else figure.float()
-
-
-def _map_tensors(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:
-    """Apply ``function`` to the leaves of type ``leaf`` of nested dicts, lists and tuples, in order."""
-    if isinstance(tree, leaf):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {name: _map_tensors(value, function, leaf) for name, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_map_tensors(value, function, leaf) for value in tree)
-    return tree

@@ -2,63 +2,120 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod import require
+from hvdtrain.update import Update
 
 
 class GradientReducer:
-    """Wires a model's parameters to Horovod; ``begin`` before the forward pass, ``finish`` before the optimizer's step.
+    """Wires a model's parameters to Horovod; ``begin`` before a step's first backward pass, ``finish`` after its last.
 
     Horovod's wrapper makes a new optimizer out of the groups of the one it is given, without its state, and works only
     with those whose constructor allows that. So it gets a plain SGD over the same parameters and does the reductions;
     the update stays with the user's own optimizer.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, update: Update, rank: int) -> None:
         require("torch")
         import horovod.torch as hvd
 
         hvd.init()
+        update.check_size(hvd.size())
         self.hvd = hvd
+        self._op = hvd.Adasum if update.op == "adasum" else hvd.Sum
+        self._set = hvd.mpi_ops.global_process_set
+        for ranks in update.process_sets:  # every rank makes all of them, in one order
+            made = hvd.add_process_set(list(ranks))
+            self._set = made if rank in ranks else self._set
         self._named = list(model.named_parameters())
+        self._sparse = _sparse_weights(model)
         self._trainable: tuple[bool, ...] = ()
+        self._dense: list[tuple[str, torch.nn.Parameter]] = []
         self._wrapper: Any = None
 
-    def begin(self) -> None:
-        """Follow layers that were frozen or unfrozen since the last step (on all ranks alike)."""
+    def begin(self, passes: int) -> None:
+        """The next ``passes`` backward passes make one sum; it begins within the last of them.
+
+        Follows layers that were frozen or unfrozen since the last step (on all ranks alike).
+        """
         trainable = tuple(parameter.requires_grad for _, parameter in self._named)
-        if trainable == self._trainable:
-            return
+        if trainable != self._trainable:
+            self._wire(trainable)
+        if passes != self._wrapper.backward_passes_per_step:
+            self._wrapper.set_backward_passes_per_step(passes)
+
+    def finish(self, units: float = 0.0) -> float:
+        """Collective. Wait for the sums of the gradients, and return that of ``units``.
+
+        A gradient that some ranks lack counts as zero there; one that all lack stays None. Horovod would make the latter
+        zero too, and weight decay and momentum then move parameters that no rank used.
+        """
+        parameters = [parameter for _, parameter in self._named if parameter.requires_grad]
+        used = [float(parameter.grad is not None) for parameter in parameters]
+        facts = torch.tensor([*used, units], dtype=torch.float64)
+        handle = self.hvd.allreduce_async_(facts, op=self.hvd.Sum, name="gradient/used", process_set=self._set)
+        sparse = [
+            (parameter, self._gather(name, parameter))
+            for name, parameter in self._named
+            if parameter.requires_grad and id(parameter) in self._sparse
+        ]
+        self._wrapper.synchronize()
+        for parameter, (indices, values) in sparse:
+            rows, elements = self.hvd.synchronize(indices), self.hvd.synchronize(values)
+            parameter.grad = torch.sparse_coo_tensor(rows[None], elements, parameter.shape, check_invariants=False).coalesce()
+        *ranks, total = self.hvd.synchronize(handle).tolist()
+        for parameter, count in zip(parameters, ranks, strict=True):
+            if not count:
+                parameter.grad = None
+        return float(total)
+
+    def pause(self) -> None:
+        """Whatever backward passes follow before the next ``begin`` stay on this rank."""
+        self._wrapper.set_backward_passes_per_step(sys.maxsize)
+
+    def _wire(self, trainable: tuple[bool, ...]) -> None:
         if self._wrapper is not None:
             self._wrapper._grad_accs.clear()  # the only owner of the nodes that its hooks sit on
         self._trainable = trainable
         named = [(f"gradient/{name}", parameter) for name, parameter in self._named if parameter.requires_grad]
         if not named:
             raise UsageError("the model has no trainable parameter", "set requires_grad = True on some parameter")
+        dense = [(name, parameter) for name, parameter in named if id(parameter) not in self._sparse]
         self._wrapper = self.hvd.DistributedOptimizer(
-            torch.optim.SGD([parameter for _, parameter in named], lr=0.0),
-            named_parameters=named,
+            torch.optim.SGD([{"params": [parameter for _, parameter in dense]}], lr=0.0),
+            named_parameters=dense,
             op=self.hvd.Sum,
             compression=_Contiguous,
-            sparse_as_dense=True,  # a rank without samples has no sparse gradient to bring along
+            sparse_as_dense=True,  # a surprise: who has it otherwise is in _sparse
+            process_set=self._set,
+        )
+        self._wrapper.op = self._op  # given at the start, Adasum would select a wrapper that reduces SGD's updates instead
+
+    def _gather(self, name: str, parameter: torch.nn.Parameter) -> tuple[Any, Any]:
+        """Begin to gather the rows that this rank touched; a rank without samples brings none along."""
+        gradient = parameter.grad
+        if gradient is None:
+            rows = torch.empty(0, dtype=torch.int64, device=parameter.device)
+            values = torch.empty((0, *parameter.shape[1:]), dtype=parameter.dtype, device=parameter.device)
+        else:
+            gradient = (gradient if gradient.is_sparse else gradient.to_sparse(1)).coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+        gather = self.hvd.allgather_async
+        return (
+            gather(rows.contiguous(), name=f"gradient/{name}/rows", process_set=self._set),
+            gather(values.contiguous(), name=f"gradient/{name}/values", process_set=self._set),
         )
 
-    def finish(self) -> None:
-        """Collective. Wait for the sums. A gradient that some ranks lack counts as zero there; one that all lack stays None.
 
-        Horovod would make the latter zero too, and weight decay and momentum then move parameters that no rank used.
-        """
-        parameters = [parameter for _, parameter in self._named if parameter.requires_grad]
-        used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.float32)
-        handle = self.hvd.allreduce_async_(used, op=self.hvd.Sum, name="gradient is used")
-        self._wrapper.synchronize()
-        for parameter, ranks in zip(parameters, self.hvd.synchronize(handle).tolist(), strict=True):
-            if not ranks:
-                parameter.grad = None
+def _sparse_weights(model: torch.nn.Module) -> set[int]:
+    """The parameters whose gradients are sparse, by their modules: a rank without samples must know it too."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return {id(module.weight) for module in model.modules() if isinstance(module, kinds) and module.sparse}
 
 
 class _Contiguous:

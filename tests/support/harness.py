@@ -31,6 +31,19 @@ def train(framework: str, ranks: int, launcher: str, out: Path, *options: str | 
     return out
 
 
+def run_module(module: str, ranks: int, out: Path, timeout: float = 240) -> Path:
+    """Run ``python -m module OUT`` as a user would launch it; ``out`` holds what the ranks wrote."""
+    command = ["run", "-np", ranks, "-H", f"localhost:{ranks}", "--launcher", "mpirun", "--", sys.executable, "-m", module, out]
+    if ranks > 1:
+        result = hvdtrain(*command, cwd=ROOT, timeout=timeout)
+    else:
+        result = subprocess.run(
+            list(map(str, command[command.index("--") + 1 :])), cwd=ROOT, capture_output=True, text=True, timeout=timeout
+        )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return out
+
+
 def weights(out: Path, rank: int = 0) -> list[np.ndarray]:
     with np.load(out / f"rank-{rank}.npz") as saved:
         return [saved[name] for name in saved.files]

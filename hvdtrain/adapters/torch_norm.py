@@ -1,0 +1,128 @@
+"""Batch normalisation on several ranks: over the global batch, or with statistics that are made equal afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+
+def synchronize(model: torch.nn.Module, hvd: Any) -> None:
+    """Make every batch normalisation of ``model`` one over the samples of all ranks, in place.
+
+    The modules stay what they are (names, state, ``isinstance``); only how they normalise in training changes. PyTorch's
+    own SyncBatchNorm works inside DistributedDataParallel alone, and Horovod's on GPUs alone.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            object.__setattr__(module, "forward", _Forward(module, name, hvd))
+
+
+@contextlib.contextmanager
+def without_samples(model: torch.nn.Module) -> Iterator[None]:
+    """What passes through ``model`` meanwhile takes part in its synchronised normalisations and counts for nothing."""
+    forwards = [forward for module in model.modules() if isinstance(forward := vars(module).get("forward"), _Forward)]
+    for forward in forwards:
+        forward.counting = 0.0
+    try:
+        yield
+    finally:
+        for forward in forwards:
+            forward.counting = 1.0
+
+
+def statistics(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The moving statistics that a rank gathers from its own samples alone."""
+    own = [
+        module
+        for module in model.modules()
+        if isinstance(module, _NormBase) and module.track_running_stats and not isinstance(module.forward, _Forward)
+    ]
+    return [tensor for module in own for tensor in (module.running_mean, module.running_var) if tensor is not None]
+
+
+class _Forward:
+    """The forward pass of one batch normalisation module, over all ranks."""
+
+    def __init__(self, module: _BatchNorm, name: str, hvd: Any) -> None:
+        self.module, self.name, self.hvd = module, name, hvd
+        self.inner = module.forward
+        #: 1, or 0 for a pass that stands for no sample
+        self.counting = 1.0
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        module = self.module
+        result: torch.Tensor
+        if module.track_running_stats and not module.training:
+            result = self.inner(inputs)
+            return result
+        module._check_input_dim(inputs)  # type: ignore[no-untyped-call]
+        output, mean, variance, count = _GlobalNorm.apply(inputs, module.weight, module.bias, module.eps, self)  # type: ignore[no-untyped-call]
+        if module.training and module.track_running_stats and count > 0:
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            assert module.num_batches_tracked is not None
+            with torch.no_grad():
+                module.num_batches_tracked.add_(1)
+                share = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
+                unbiased = variance * (count / max(count - 1.0, 1.0))
+                module.running_mean.lerp_(mean.to(module.running_mean.dtype), share)
+                module.running_var.lerp_(unbiased.to(module.running_var.dtype), share)
+        result = output
+        return result
+
+    def sum(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """Collective."""
+        result: torch.Tensor = self.hvd.allreduce(tensor, op=self.hvd.Sum, name=f"batch norm/{self.name}/{what}")
+        return result
+
+
+class _GlobalNorm(torch.autograd.Function):
+    """Batch normalisation whose mean, variance and their gradients are over all ranks (Ioffe and Szegedy, arXiv 1502.03167).
+
+    Each rank brings its count, sum and sum of squares about its own mean; they meet in float64 (Chan et al., 1979).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: Any, bias: Any, eps: float, norm: _Forward) -> Any:
+        axes = [axis for axis in range(inputs.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (inputs.dim() - 2)
+        values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
+        count = norm.counting * values.numel() / max(values.shape[1], 1)
+        mean = values.mean(axes).double()
+        square = (values - mean.to(values.dtype).view(shape)).square().sum(axes).double()
+        facts = torch.cat([mean * count, norm.counting * square + count * mean.square(), mean.new_tensor([count])])
+        total = norm.sum(facts, "statistics")
+        channels, everybody = values.shape[1], float(total[-1])
+        mean = total[:channels] / max(everybody, 1.0)
+        variance = (total[channels:-1] / max(everybody, 1.0) - mean.square()).clamp_(min=0.0)
+        inverse = (variance + eps).rsqrt().to(values.dtype)
+        normal = (values - mean.to(values.dtype).view(shape)) * inverse.view(shape)
+        ctx.save_for_backward(normal, inverse, weight)
+        ctx.norm, ctx.count, ctx.axes, ctx.shape, ctx.has_bias = norm, everybody, axes, shape, bias is not None
+        ctx.counting = norm.counting
+        output = normal if weight is None else normal * weight.view(shape)
+        output = output if bias is None else output + bias.view(shape)
+        return output.to(inputs.dtype), mean, variance, everybody
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        normal, inverse, weight = ctx.saved_tensors
+        outer = gradients[0].to(normal.dtype)
+        of_bias, of_weight = outer.sum(ctx.axes), (outer * normal).sum(ctx.axes)
+        inner = outer if weight is None else outer * weight.view(ctx.shape)
+        sums = torch.cat([inner.sum(ctx.axes), (inner * normal).sum(ctx.axes)]).double()
+        means = (ctx.norm.sum(sums, "gradients") / max(ctx.count, 1.0)).to(normal.dtype)
+        mean, mean_normal = means.chunk(2)
+        of_inputs = (inner - mean.view(ctx.shape) - normal * mean_normal.view(ctx.shape)) * inverse.view(ctx.shape)
+        of_inputs = of_inputs * ctx.counting
+        return (
+            of_inputs.to(gradients[0].dtype),
+            None if weight is None else of_weight,
+            of_bias if ctx.has_bias else None,
+            None,
+            None,
+        )

@@ -1,0 +1,97 @@
+"""A model's and an optimizer's state: copied between ranks, named, and read safely from files."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hvdtrain.comm import Communicator
+from hvdtrain.errors import UsageError
+
+
+def broadcast(state: Any, comm: Communicator, hvd: Any, *, device: torch.device, root: int = 0) -> Any:
+    """Collective. ``root``'s nested dicts, lists and tuples of tensors and plain values, on every rank."""
+    mine = comm.world.rank == root
+    shapes = comm.broadcast(map_leaves(state, _Shape.of, torch.Tensor) if mine else None, name="state/shapes", root=root)
+    copy = state if mine else map_leaves(shapes, lambda shape: shape.empty(device), _Shape)
+    tensors: list[torch.Tensor] = []
+    # Horovod sends memory as it lies, and refuses any other layout than this one.
+    map_leaves(copy, lambda tensor: tensors.append(tensor.contiguous()), torch.Tensor)
+    handles = [hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)]
+    for handle in handles:
+        hvd.synchronize(handle)
+    return copy
+
+
+def named_arrays(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every parameter, buffer and tensor of the optimizer's state, in host memory, by a name that people know."""
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            yield f"model/{name}", _array(tensor)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, torch.Tensor):
+                    yield f"optimizer/{names[id(parameter)]}/{key}", _array(value)
+
+
+def read(path: Path, device: str) -> Any:
+    """Load with PyTorch's safe loader, which takes tensors and plain values, and NumPy arrays besides."""
+    with torch.serialization.safe_globals(_NUMPY):
+        try:
+            return torch.load(path, map_location=device, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise UsageError(
+                f"the model's or the optimizer's state holds more than tensors, numbers, text and arrays: {error.args[0].splitlines()[0]}",
+                "keep only such values in buffers, param_groups and get_extra_state()",
+            ) from None
+
+
+def map_leaves(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:
+    """Apply ``function`` to the leaves of type ``leaf`` of nested dicts, lists and tuples, in order."""
+    if isinstance(tree, leaf):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {name: map_leaves(value, function, leaf) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_leaves(value, function, leaf) for value in tree)
+    return tree
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a rank must know to make room for another rank's tensor."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    #: counters of an optimizer stay in host memory
+    on_host: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Shape:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type == "cpu")
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        return torch.empty(self.size, dtype=self.dtype, device="cpu" if self.on_host else device)
+
+
+def _array(tensor: torch.Tensor) -> NDArray[Any]:
+    tensor = tensor.detach().cpu()
+    array: NDArray[Any] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+_NUMPY: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    np.zeros(0).__reduce__()[0],
+    *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"},
+]

@@ -1,0 +1,274 @@
+"""Twenty steps of each feature in PyTorch: run on 1, 2 or 3 ranks, the weights must be those of one process.
+
+``python -m tests.exactness.torch_cases OUT`` runs all cases one after another, as one rank of whatever job it is in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hvdtrain
+from hvdtrain import lr
+from hvdtrain.adapters.torch import TorchAdapter
+from hvdtrain.comm.connect import connect
+from hvdtrain.config import Options
+from hvdtrain.data.sampler import Share
+from hvdtrain.trainer import Trainer
+from tests.support.recipes import CLASSES, FEATURES, arrays
+
+STEPS, BATCH, SAMPLES = 20, 61, 307  # every sixth batch is a tail of 2: with 3 ranks one has no sample
+WORDS, LENGTH = 40, 7
+
+
+def mlp(*, norm: bool = False) -> nn.Module:
+    layers = [nn.Linear(FEATURES, 33), *([nn.BatchNorm1d(33)] if norm else []), nn.Tanh(), nn.Linear(33, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+def sgd(model: nn.Module, **more: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.05, "momentum": 0.9} | more)
+
+
+def recipe(model: nn.Module, optimizer: torch.optim.Optimizer, *, loss: Any = F.cross_entropy, data: Any = None, **more: Any):
+    adapter = TorchAdapter(model, optimizer, loss=loss, update=more.pop("update", None), metrics=more.pop("metrics", None))
+    return hvdtrain.Recipe(
+        **{"adapter": adapter, "train": data or arrays(SAMPLES), "batch_size": BATCH, "epochs": 99, "seed": 5} | more
+    )
+
+
+def updated(**update: Any) -> hvdtrain.Recipe:
+    model = mlp()
+    return recipe(model, sgd(model), update=hvdtrain.Update(**update))
+
+
+def float16_with_overflow() -> hvdtrain.Recipe:
+    """The scale of 65,536 is too high for this loss: the first updates are left out."""
+    model = mlp()
+    return recipe(
+        model,
+        sgd(model, lr=0.002),
+        loss=lambda output, target: 30 * F.cross_entropy(output, target),
+        update=hvdtrain.Update(precision="float16"),
+    )
+
+
+def schedule() -> hvdtrain.Recipe:
+    model = mlp()
+    return recipe(model, sgd(model), lr=lr.warmup(lr.cosine(0.1, STEPS), 5))
+
+
+def adamw_groups() -> hvdtrain.Recipe:
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 0.002}, {"params": model[2].parameters(), "weight_decay": 0.0}]
+    return recipe(model, torch.optim.AdamW(groups, lr=0.004, weight_decay=0.1))
+
+
+class Words(nn.Module):
+    def __init__(self, *, sparse: bool = False) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(WORDS, 6, sparse=sparse), nn.Linear(6, WORDS)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.words(words)))
+
+
+def sentences() -> tuple[np.ndarray, np.ndarray]:
+    """Words, and the next words: -100 where there is none. Some sentences have none at all."""
+    random = np.random.default_rng(3)
+    words = random.integers(0, WORDS, (SAMPLES, LENGTH))
+    lengths = random.integers(0, LENGTH + 1, SAMPLES) * (random.random(SAMPLES) > 0.3)
+    targets = np.where(np.arange(LENGTH) < lengths[:, None], np.roll(words, -1, axis=1), -100)
+    return words, targets
+
+
+def token_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten(), ignore_index=-100)
+
+
+def tokens(batch_size: int = BATCH, **update: Any) -> hvdtrain.Recipe:
+    model = Words()
+    counted = hvdtrain.Update(count=lambda target: (target != -100).sum(), **update)
+    return recipe(
+        model, sgd(model, lr=0.5, weight_decay=0.01), loss=token_loss, data=sentences(), update=counted, batch_size=batch_size
+    )
+
+
+def class_weights() -> hvdtrain.Recipe:
+    model, weights = mlp(), torch.tensor([1.0, 5.0, 0.2, 2.0, 3.0])
+    return recipe(
+        model,
+        sgd(model),
+        loss=nn.CrossEntropyLoss(weight=weights),
+        update=hvdtrain.Update(count=lambda target: weights[target].sum()),
+    )
+
+
+def first_words() -> tuple[np.ndarray, np.ndarray]:
+    words, _ = sentences()
+    return words, words[:, ::-1].copy()
+
+
+def sparse_adam() -> hvdtrain.Recipe:
+    model = Words(sparse=True)
+    model.head.requires_grad_(False)
+    optimizer = torch.optim.SparseAdam(list(model.words.parameters()), lr=0.01)
+    return recipe(
+        model,
+        optimizer,
+        loss=lambda output, target: F.cross_entropy(output.flatten(0, 1), target.flatten()),
+        data=first_words(),
+        update=hvdtrain.Update(clip_norm=0.05),
+        batch_size=4,
+    )
+
+
+class Heads(nn.Module):
+    """Two heads, each for the samples that ask for it, and one that nobody asks for: ranks use different parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.unused = nn.Linear(FEATURES, 16), nn.Linear(16, CLASSES)
+        self.heads = nn.ModuleList([nn.Linear(16, CLASSES), nn.Linear(16, CLASSES)])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden, wanted = torch.tanh(self.body(inputs)), (inputs[:, 0] > 1.2).long()
+        output = torch.zeros(len(inputs), CLASSES)
+        for number, head in enumerate(self.heads):
+            if (wanted == number).any():
+                output = torch.where((wanted == number)[:, None], head(hidden), output)
+        return output
+
+
+def branches() -> hvdtrain.Recipe:
+    model = Heads()
+    return recipe(model, sgd(model, weight_decay=0.1), batch_size=5)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again, self.head = (
+            nn.Linear(FEATURES, FEATURES),
+            nn.Linear(FEATURES, FEATURES),
+            nn.Linear(FEATURES, CLASSES),
+        )
+        self.again.weight = self.first.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.again(torch.tanh(self.first(inputs)))))
+
+
+def tied_and_frozen() -> hvdtrain.Recipe:
+    model = Tied()
+    model.again.bias.requires_grad_(False)
+    return recipe(model, sgd(model))
+
+
+def batch_norm() -> hvdtrain.Recipe:
+    model = mlp(norm=True)
+    return recipe(model, sgd(model), data=arrays(290), update=hvdtrain.Update(sync_batch_norm=True))
+
+
+def batch_norm_of_two() -> hvdtrain.Recipe:
+    """On 3 ranks one has no sample. In float64: two samples of nearly one value are normalised to anything."""
+    model, (inputs, targets) = mlp(norm=True).double(), arrays(SAMPLES)
+    data = inputs.astype(np.float64), targets
+    return recipe(model, sgd(model, lr=0.01), data=data, batch_size=2, update=hvdtrain.Update(sync_batch_norm=True))
+
+
+def batch_norm_images() -> hvdtrain.Recipe:
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 3, 4)),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4, momentum=None),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48, CLASSES),
+    )
+    return recipe(model, sgd(model), data=arrays(290), update=hvdtrain.Update(sync_batch_norm=True))
+
+
+def augmented() -> hvdtrain.Recipe:
+    from hvdtrain.data.sources import Augmented
+
+    def noisy(sample: Any, random: np.random.Generator) -> Any:
+        return sample[0] + random.normal(size=FEATURES).astype(np.float32), sample[1]
+
+    model = mlp()
+    return recipe(model, sgd(model), data=Augmented(arrays(SAMPLES), noisy, seed=4))
+
+
+def unequal_shares() -> hvdtrain.Recipe:
+    return batch_norm()
+
+
+def tiny_batches() -> hvdtrain.Recipe:
+    model = mlp()
+    return recipe(model, sgd(model, lr=0.02), batch_size=2)
+
+
+#: feature -> recipe
+CASES: dict[str, Callable[[], hvdtrain.Recipe]] = {
+    "momentum, weight decay": lambda: recipe(model := mlp(), sgd(model, weight_decay=0.01)),
+    "AdamW, parameter groups": adamw_groups,
+    "micro-batches": lambda: updated(micro_batch_size=7),
+    "clip by global norm": lambda: updated(clip_norm=0.1),
+    "clip by value": lambda: updated(clip_value=0.01),
+    "micro-batches, clipped": lambda: updated(micro_batch_size=7, clip_norm=0.1),
+    "bfloat16": lambda: updated(precision="bfloat16"),
+    "float16, overflow": float16_with_overflow,
+    "schedule with warm-up": schedule,
+    "sparse embedding, SparseAdam": sparse_adam,
+    "branches, unused layer": branches,
+    "tied and frozen weights": tied_and_frozen,
+    "mean over tokens": tokens,
+    "mean over tokens, micro-batches": lambda: tokens(micro_batch_size=7),
+    "mean over tokens, batches of 2": lambda: tokens(2),
+    "class weights": class_weights,
+    "synchronised batch norm": batch_norm,
+    "synchronised batch norm, images": batch_norm_images,
+    "synchronised batch norm, batches of 2": batch_norm_of_two,
+    "unequal shares": unequal_shares,
+    "batches of 2": tiny_batches,
+    "augmented samples": augmented,
+}
+
+
+def train(name: str, comm: Any) -> list[np.ndarray]:
+    """The model's state after 20 steps of a case, after its state before them."""
+    torch.manual_seed(comm.world.rank)  # the initial broadcast has to make the ranks equal
+    made = CASES[name]()
+    trainer = Trainer(made, comm, options=Options(max_steps=STEPS))
+    trainer.prepare()
+    if name == "unequal shares":
+        weights = tuple(range(comm.world.size, 0, -1))
+        trainer.loader = replace(trainer.loader, share=Share.weighted(comm.world.rank, weights))
+    before = _state(made)
+    trainer.fit()
+    return before + _state(made)
+
+
+def _state(made: hvdtrain.Recipe) -> list[np.ndarray]:
+    return [tensor.detach().clone().numpy() for tensor in made.adapter.model.state_dict().values()]  # type: ignore[attr-defined]
+
+
+def main(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    comm = connect(hvdtrain.World.from_env(), "torch")
+    for name in CASES:
+        np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
+    comm.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
