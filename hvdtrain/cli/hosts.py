@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import (
@@ -23,6 +21,7 @@ from hvdtrain.launch import (
     hostfile,
     is_this_machine,
     place,
+    placement,
     probe,
     resources,
     start_argv,
@@ -61,47 +60,69 @@ def show(
 ) -> int:
     """Show which rank goes where: rank, host, local rank, device."""
     listed = _listed(path, hosts)
-    used = filters.apply(listed.hosts, include, exclude)
-    count = sum(host.slots for host in used) if np is None else np
-    rows = _rows(fit(used, count, source=listed.source))
+    kept = filters.apply(listed.hosts, include, exclude)
+    used = fit(kept, sum(host.slots for host in kept) if np is None else np, source=listed.source)
+    rows = _rows(used)
     if as_json:
-        click.echo(json.dumps({"source": listed.source, "warnings": list(listed.warnings), "ranks": rows}, indent=2))
+        unused = filters.unused(listed.hosts, used)
+        click.echo(
+            json.dumps({"source": listed.source, "warnings": listed.warnings, "ranks": rows, "unused": unused}, indent=2)
+        )
         return 0
     _warn(listed)
-    table = Table(title=f"{count} ranks on {len({row['host'] for row in rows})} hosts ({listed.source})", title_justify="left")
-    for heading in ("rank", "host", "local rank", "node", "cross rank", "device"):
-        table.add_column(heading, justify="left" if heading == "host" else "right")
-    for row in rows:
-        table.add_row(*(str(row[key]) for key in ("rank", "host", "local_rank", "node_rank", "cross_rank", "device")))
-    Console(soft_wrap=True).print(table)
+    click.echo(f"{len(rows)} ranks on {len(used)} hosts ({listed.source})\n")
+    click.echo(_table([{key.replace("_", " "): str(value) for key, value in row.items()} for row in rows]))
+    without_rank = filters.unused_text(listed.hosts, used)
+    if without_rank:
+        click.echo(f"\n{without_rank}")
     return 0
 
 
 def _rows(hosts: Sequence[Host]) -> list[dict[str, Any]]:
     """A row for each rank. UsageError if ranks on this machine would share a GPU."""
-    here = resources.gpus(os.environ)
-    rows = []
-    for slot in place(hosts):
-        device = str(slot.host.devices[slot.local_rank] if slot.host.devices else slot.local_rank)
-        if is_this_machine(slot.host.name):
-            if here and not slot.host.devices and slot.local_size > len(here):
-                raise UsageError(
-                    f"{slot.local_size} ranks on {slot.host.name}, which offers {len(here)} GPUs ({', '.join(here)})",
-                    "lower its slots, or run with --share-devices",
-                )
-            device = (device if slot.host.devices else here[slot.local_rank]) if here else "cpu"
-        rows.append(
-            {
-                "rank": slot.rank,
-                "host": slot.host.name,
-                "local_rank": slot.local_rank,
-                "local_size": slot.local_size,
-                "node_rank": slot.node_rank,
-                "cross_rank": slot.cross_rank,
-                "device": device,
-            }
+    devices = [_devices(host) for host in hosts]
+    return [
+        {
+            "rank": slot.rank,
+            "host": slot.host.name,
+            "local_rank": slot.local_rank,
+            "local_size": slot.local_size,
+            "node_rank": slot.node_rank,
+            "cross_rank": slot.cross_rank,
+            "device": devices[slot.node_rank][slot.local_rank],
+        }
+        for slot in place(hosts)
+    ]
+
+
+def _devices(host: Host) -> Sequence[str]:
+    """What each local rank gets: on this machine the GPU by CUDA's name for it, or the CPU; elsewhere the GPU's number."""
+    if not is_this_machine(host.name):
+        return [str(number) for number in host.devices or range(host.slots)]
+    found = resources.gpus(os.environ)
+    if not found and not (host.devices and "CUDA_VISIBLE_DEVICES" in os.environ):
+        return ["cpu"] * host.slots
+    try:
+        names = placement.cuda_names(host.devices, os.environ) if host.devices else found
+    except placement.DeviceError as error:
+        raise UsageError(f"{host.name}: {error}", "choose among these, or change CUDA_VISIBLE_DEVICES") from None
+    if host.slots > len(names):
+        raise UsageError(
+            f"{host.slots} ranks on {host.name}, which offers {len(names)} GPUs ({', '.join(names)})",
+            "lower its slots, or run with --share-devices",
         )
-    return rows
+    return names
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Columns as wide as their longest entry; a table of a hundred thousand ranks is printed as fast as it is read."""
+    columns = {heading: max(len(heading), *(len(row[heading]) for row in rows)) for heading in rows[0]}
+    lines = [{heading: heading for heading in columns}, *rows]
+    return "\n".join("  ".join(_cell(key, line[key], width) for key, width in columns.items()) for line in lines)
+
+
+def _cell(heading: str, text: str, width: int) -> str:
+    return text.ljust(width) if heading == "host" else text.rjust(width)
 
 
 @command.command()
@@ -157,7 +178,7 @@ def check(
 
 
 def _ask(hosts: Sequence[Host], ssh_port: int | None) -> tuple[dict[str, Any], list[probe.Answer], list[str]]:
-    """What the hosts say, which cannot take part, and what differs. Each is asked twice, since a launcher connects twice."""
+    """What the hosts say, which cannot take part, and warnings. Each is asked twice, since a launcher connects twice."""
     ssh, start, cwd = Ssh(ssh_port), start_argv(sys.executable), os.getcwd()
     first = probe.ask(hosts, ssh, start, cwd)
     bad = probe.problems(first, cwd)
@@ -170,7 +191,33 @@ def _ask(hosts: Sequence[Host], ssh_port: int | None) -> tuple[dict[str, Any], l
         for answer in first
         if answer.record
     }
-    return told, bad + probe.second(first, again), probe.differences(first)
+    return told, bad + probe.second(first, again) + _twice(first), probe.differences(first) + _crowded(hosts, first)
+
+
+def _twice(answers: Sequence[probe.Answer]) -> list[probe.Answer]:
+    """Hosts that turned out to be one machine under several names."""
+    known: dict[tuple[str, frozenset[str]], str] = {}
+    found = []
+    for answer in answers:
+        if answer.record:
+            usable = frozenset(address for each in answer.interfaces if not each.why_not() for address in each.addresses)
+            first = known.setdefault((answer.record["host"], usable), answer.host)
+            if first != answer.host:
+                problem = f"is the same machine as {first} ({answer.record['host']})"
+                found.append(
+                    probe.Answer(answer.host, problem=problem, hint=f"name it once, with all its slots: '{first} slots=4'")
+                )
+    return found
+
+
+def _crowded(hosts: Sequence[Host], answers: Sequence[probe.Answer]) -> list[str]:
+    """Sentences about hosts that have GPUs, but fewer than slots."""
+    counts = {answer.host: len(answer.record["gpus"]) for answer in answers if answer.record}
+    return [
+        f"{host.name} has {host.slots} slots and {counts[host.name]} GPUs: lower its slots, or run with --share-devices"
+        for host in hosts
+        if 0 < counts.get(host.name, 0) < host.slots
+    ]
 
 
 _DIALECTS = "\n".join(f"  {name:<10} {dialect.about}" for name, dialect in dialects.DIALECTS.items())

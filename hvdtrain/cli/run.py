@@ -277,7 +277,10 @@ def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host
     kept = filters.apply(listed.hosts, options["include"], options["exclude"])
     count = sum(host.slots for host in kept) if np is None else np
     anyway = options["oversubscribe"] or elastic is not None
-    return fit(kept, count, source=listed.source, oversubscribe=anyway), elastic, count
+    used = fit(kept, count, source=listed.source, oversubscribe=anyway)
+    if elastic is None and filters.unused(listed.hosts, used):
+        click.secho(filters.unused_text(listed.hosts, used), err=True, dim=True)
+    return used, elastic, count
 
 
 def _listed(base: dict[str, str], hosts: str | None, path: str | None, strict: bool, np: int | None) -> hostfile.Hosts:
@@ -288,7 +291,7 @@ def _listed(base: dict[str, str], hosts: str | None, path: str | None, strict: b
         return hostfile.read(path, strict=strict)
     if hosts is not None:
         return hostfile.parse_option(hosts, strict=strict)
-    return allocation.from_environment(base) or hostfile.parse_option(f"localhost:{max(np or 1, 1)}")
+    return allocation.from_environment(base) or hostfile.Hosts((Host("localhost", max(np or 1, 1)),), "this machine")
 
 
 def _elastic(min_np: int | None, max_np: int | None, script: str | None, np: int | None) -> Elastic | None:
@@ -328,6 +331,9 @@ def _job(
         elastic=elastic,
         grace_s=options["grace"],
     )
+    if job.is_remote and selection.left_out:
+        names = "; ".join(f"{name} ({why})" for name, why in selection.left_out.items())
+        click.secho(f"not sent to other hosts: {names}", err=True, dim=True)
     if options["no_relay"]:
         return job
     errors = str(work.errors) if work.errors is not None else ""

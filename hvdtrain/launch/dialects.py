@@ -28,6 +28,7 @@ _INSTEAD = {
     "port": "put it into ~/.ssh/config",
     "max_slots": "leave it out, or choose another dialect",
     "IPv6": "give the host a name, or choose another dialect",
+    "which devices": "leave out whole hosts here, and slots in the run: hvdtrain run --exclude HOST:SLOTS",
 }
 
 
@@ -35,7 +36,13 @@ def render(hosts: Sequence[Host], dialect: str) -> str:
     """The hosts in one of ``DIALECTS``. UsageError if that dialect cannot say all that is known about them."""
     known = DIALECTS[dialect]
     for host in hosts:
-        said = {"user": host.user, "port": host.port, "max_slots": host.max_slots, "IPv6": host.is_ipv6}
+        said = {
+            "user": host.user,
+            "port": host.port,
+            "max_slots": host.max_slots,
+            "IPv6": host.is_ipv6,
+            "which devices": host.devices not in ((), tuple(range(host.slots))),
+        }
         lost = [what for what, value in said.items() if value and what not in known.can_say]
         if lost:
             hint = "; ".join(dict.fromkeys(_INSTEAD[what] for what in lost))
@@ -75,7 +82,8 @@ def _slurm(hosts: Sequence[Host]) -> str:
     return f"SLURM_JOB_NODELIST={nodelist.compress([host.name for host in hosts])}\nSLURM_TASKS_PER_NODE={tasks}\n"
 
 
-_ALL = frozenset(_INSTEAD)
+#: No dialect can say which devices a host's ranks get.
+_ALL = frozenset(_INSTEAD) - {"which devices"}
 
 DIALECTS = {
     "hvdtrain": Dialect("every detail, one host a line", lambda hosts: "".join(map(_full, hosts)), _ALL),

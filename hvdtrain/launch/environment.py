@@ -65,8 +65,6 @@ class Selection:
 
     values: Mapping[str, str]
     left_out: Mapping[str, str]
-    #: names that the user asked for one by one; leaving one of these out is an error, not a note
-    asked: frozenset[str] = frozenset()
 
 
 def is_secret(name: str) -> bool:
@@ -99,12 +97,11 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
     """
     values: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    asked = set(given or {})
     for name, value in environ.items():
         if not matches(name, ALLOWED) or matches(name, _OURS_ALONE):
             continue
         if is_secret(name):
-            left_out[name] = "looks like a secret; name it with --env to pass it"
+            left_out[name] = "looks like a secret: --env NAME passes it"
         elif not is_portable(name):
             left_out[name] = "its name has characters that a shell cannot hold"
         else:
@@ -128,8 +125,7 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
         else:
             raise UsageError(f"--env {name}: this variable is not set here", f"export it first, or write --env {name}=VALUE")
         values.update(found)
-        asked.update(found)
-    return Selection(values, {name: why for name, why in left_out.items() if name not in values}, frozenset(asked))
+    return Selection(values, {name: why for name, why in left_out.items() if name not in values})
 
 
 def read_file(path: str | Path) -> dict[str, str]:

@@ -20,7 +20,6 @@ from pathlib import Path
 from hvdtrain.errors import UsageError, shown
 from hvdtrain.launch import MAX_RANKS, Host, hostnames, inputfile, nodelist
 
-MAX_SLOTS = 100_000
 #: After so many mistakes the rest of a file is not read: it is something else than a hostfile.
 MAX_MISTAKES = 1000
 
@@ -164,7 +163,7 @@ def _collect(lines: Iterable[_Line], source: str, strict: bool, hint: str) -> Ho
             mistakes.append(line.mistake(error.message, error.hint))
         for entry in entries:
             named.setdefault(hostnames.machine(entry.name), []).append(entry)
-        slots += len(entries)
+        slots += sum(entry.slots or 1 for entry in entries)
         limits = (
             (len(entries), nodelist.MAX_NAMES, "hosts on one line"),
             (len(named), nodelist.MAX_NAMES, "hosts"),
@@ -256,7 +255,7 @@ def _of_list(line: _Line, hosts: str, settings: Mapping[str, tuple[str, str]]) -
         said = {**settings, **own}
         slots, most, port = (
             _positive(key, *said[key], limit, names[0]) if key in said else None
-            for key, limit in (("slots", MAX_SLOTS), ("max_slots", MAX_SLOTS), ("port", 65535))
+            for key, limit in (("slots", MAX_RANKS), ("max_slots", MAX_RANKS), ("port", 65535))
         )
         user = hostnames.user(said["user"][0]) if "user" in said else ""
         if most is not None and most < (slots or 1):

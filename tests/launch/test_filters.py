@@ -61,3 +61,18 @@ def test_ipv6_is_named_in_brackets() -> None:
 
 def test_this_machine_answers_to_all_its_names() -> None:
     assert filters.apply((Host("localhost", 2), Host("b", 2)), (), ("127.0.0.1",)) == (Host("b", 2),)
+
+
+def test_what_gets_no_rank_is_told() -> None:
+    used = fit(filters.apply(HOSTS, (), ("node1:0",)), 5, source="hosts")
+    assert filters.unused(HOSTS, used) == {"node1": 1, "node2": 2, "node3": 2}
+    assert filters.unused_text(HOSTS, used) == "not used: 1 of 4 slots of node1, 2 of 4 slots of node2, node3"
+    assert filters.unused_text(HOSTS, HOSTS) == ""
+    many = tuple(Host(f"n{number}") for number in range(20))
+    assert filters.unused_text(many, many[:2]).endswith("n8, n9 and 10 more hosts")
+
+
+def test_slots_are_not_written_out_one_by_one() -> None:
+    hosts = (Host("a", 10**9), Host("b", 10**9))
+    assert filters.apply(hosts, (), ()) == hosts
+    assert filters.apply(hosts, ("a", "b"), ("a",)) == hosts[1:]

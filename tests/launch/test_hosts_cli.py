@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.cli import main
+from hvdtrain.launch.dialects import DIALECTS
 
 
 @pytest.fixture
@@ -23,21 +25,27 @@ def test_show_is_the_resolved_map(hosts: str, capsys: pytest.CaptureFixture[str]
     assert main(["hosts", "show", hosts]) == 0
     text = capsys.readouterr().out
     assert f"6 ranks on 3 hosts ({hosts})" in text
-    rows = [line.replace("│", " ").split() for line in text.splitlines() if "node" in line and "rank" not in line]
-    assert rows == [
-        ["0", "node1", "0", "0", "0", "0"],
-        ["1", "node1", "1", "0", "0", "1"],
-        ["2", "node1", "2", "0", "0", "2"],
-        ["3", "node2", "0", "1", "1", "0"],
-        ["4", "node3", "0", "2", "2", "0"],
-        ["5", "node3", "1", "2", "1", "1"],
+    assert [line.split() for line in text.splitlines() if " node" in line and "rank" not in line] == [
+        ["0", "node1", "0", "3", "0", "0", "0"],
+        ["1", "node1", "1", "3", "0", "0", "1"],
+        ["2", "node1", "2", "3", "0", "0", "2"],
+        ["3", "node2", "0", "1", "1", "1", "0"],
+        ["4", "node3", "0", "2", "2", "2", "0"],
+        ["5", "node3", "1", "2", "2", "1", "1"],
     ]
+    assert "not used" not in text
+
+
+def test_show_tells_what_gets_no_rank(hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hosts", "show", hosts, "--exclude", "node1:0", "-np", "3"]) == 0
+    assert capsys.readouterr().out.endswith("\nnot used: 1 of 3 slots of node1, node3\n")
 
 
 def test_show_as_json_with_filters(hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hosts", "show", hosts, "--include", "node1:1-2", "--include", "node3", "-np", "3", "--json"]) == 0
-    ranks = json.loads(capsys.readouterr().out)["ranks"]
-    assert [(row["rank"], row["host"], row["local_rank"], row["device"]) for row in ranks] == [
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["unused"] == {"node1": 1, "node2": 1, "node3": 1}
+    assert [(row["rank"], row["host"], row["local_rank"], row["device"]) for row in shown["ranks"]] == [
         (0, "node1", 0, "1"),
         (1, "node1", 1, "2"),
         (2, "node3", 0, "0"),
@@ -55,6 +63,16 @@ def test_visible_devices_of_this_machine_are_mapped_or_refused(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["hosts", "show", "-H", "localhost:4", "--json"]) == 0
     assert {row["device"] for row in json.loads(capsys.readouterr().out)["ranks"]} == {"cpu"}
+
+
+def test_chosen_slots_of_this_machine_count_what_cuda_visible_devices_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    assert main(["hosts", "show", "-H", "localhost:3,b:2", "--exclude", "localhost:0", "--exclude", "b:0", "--json"]) == 0
+    assert [row["device"] for row in json.loads(capsys.readouterr().out)["ranks"]] == ["5", "7", "1"]
+    assert main(["hosts", "show", "-H", "localhost:4", "--include", "localhost:3"]) == 2
+    assert "localhost: device 3 was chosen, but CUDA_VISIBLE_DEVICES shows 3: 4, 5, 7" in capsys.readouterr().err
 
 
 def test_check_lists_every_mistake_and_exits_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +102,13 @@ def test_check_of_a_good_file_is_fine_unless_strict(tmp_path: Path, capsys: pyte
     assert main(["hosts", "check", str(path), "--strict"]) == 1
 
 
+def test_check_connect_finds_a_machine_that_has_two_names(capsys: pytest.CaptureFixture[str]) -> None:
+    name = socket.gethostname()
+    assert main(["hosts", "check", "--connect", "-H", f"localhost:1,{name}:1", "--json"]) == 1
+    (mistake,) = json.loads(capsys.readouterr().out)["mistakes"]
+    assert (mistake["where"], mistake["problem"]) == (name, f"is the same machine as localhost ({name})")
+
+
 CONVERTED = {
     "horovod": "node1:3,node2:1,node3:2\n",
     "mpich": "node1:3\nnode2:1\nnode3:2\n",
@@ -98,6 +123,14 @@ CONVERTED = {
 def test_convert(dialect: str, hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hosts", "convert", hosts, "--to", dialect]) == 0
     assert capsys.readouterr().out == CONVERTED[dialect]
+
+
+def test_convert_does_not_drop_a_choice_of_devices(hosts: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for dialect in DIALECTS:
+        assert main(["hosts", "convert", hosts, "--exclude", "node3:0", "--to", dialect]) == 2
+        assert f"the {dialect} dialect cannot say which devices (host node3)" in capsys.readouterr().err
+    assert main(["hosts", "convert", hosts, "--exclude", "node1:2", "--to", "mpich"]) == 0  # the first two are what it says
+    assert capsys.readouterr().out == "node1:2\nnode2:1\nnode3:2\n"
 
 
 def test_hosts_come_from_the_command_line_or_the_batch_job(
@@ -137,7 +170,7 @@ REFUSED = {
     ("convert", "nope", "-H", "a:1", "--to", "pbs"): "both a hostfile and -H are given",
     ("show", "-H", "a:1", "-np", "2"): "2 processes requested, '-H a:1' offers 1 slot (a: 1)",
     ("show", "-H", "a:1", "-np", "1000000000"): "1000000000 ranks are more than a job can have (250000)",
-    ("show", "-H", "a[1-1000]:1000"): "1000000 ranks are more than a job can have (250000)",
+    ("check", "-H", "a", "--exclude", "b"): "--exclude b: there is no host 'b'",
     ("convert", "-H", "al@a:1", "--to", "mpich"): "the mpich dialect cannot say user (host a)",
 }
 

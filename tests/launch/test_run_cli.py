@@ -122,6 +122,25 @@ def test_every_option_is_under_a_heading_in_the_help(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("_here")
+def test_what_is_left_out_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hunter2")
+    words = ["--no-probe", "--launcher", "mpirun", "--dry-run", "--", "true"]
+    assert main(["run", "-H", "a:2,b:2", "-np", "3", *words]) == 0
+    told = capsys.readouterr().err
+    assert "not used: 1 of 2 slots of b\n" in told
+    assert "not sent to other hosts: HF_TOKEN (looks like a secret: --env NAME passes it)\n" in told
+    assert "hunter2" not in told
+    assert main(["run", "-np", "2", *words]) == 0
+    assert "not " not in capsys.readouterr().err
+
+
+def test_an_absurd_number_of_ranks_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["-H", "a:2"]):
+        assert main(["run", "-np", "1000000000", "--oversubscribe", *more, "--dry-run", "--", "true"]) == 2
+        assert "Error: 1000000000 ranks are more than a job can have (250000)" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
 def test_more_ranks_than_slots_are_fine_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "-np", "5", "-H", "a:2,b:1", "--oversubscribe", "--launcher", "mpirun", "--dry-run", "recipe.py"]
     assert main(words) == 0
