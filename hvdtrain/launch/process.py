@@ -111,6 +111,8 @@ def write_files(files: Mapping[str, str]) -> None:
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
+            if text.startswith("#!"):
+                Path(path).chmod(0o755)
         except OSError as error:
             raise HvdtrainError(
                 f"cannot write {path} for the launcher: {error.strerror}", "is there room, and permission?"

@@ -94,9 +94,9 @@ while True:
 class Running:
     """A job on the cluster and what it has printed."""
 
-    def __init__(self, cluster: Cluster, tmp_path: Path, *words: str) -> None:
+    def __init__(self, cluster: Cluster, tmp_path: Path, *words: str, python: str = sys.executable) -> None:
         (tmp_path / "loop.py").write_text(LOOP)
-        argv = [*RUN, "-H", "node1:2,node2:2", *words, "--", sys.executable, str(tmp_path / "loop.py")]
+        argv = [python, *RUN[1:], "-H", "node1:2,node2:2", *words, "--", python, str(tmp_path / "loop.py")]
         self.cluster = cluster
         self.process = cluster.popen("node1", *argv, cwd=tmp_path)
         self.text = ""
@@ -218,13 +218,14 @@ def note(fault: str, launcher: str, seconds: float, clean: float, code: int | No
 CASES = [(name, launcher) for name in FAULTS for launcher in LAUNCHERS if launcher != "horovodrun-mpi" or "kill" in name]
 
 
-@pytest.mark.parametrize(("name", "launcher"), CASES)
+@pytest.mark.parametrize(("name", "launcher"), [*CASES, ("power cut", "mpich")])
 def test_a_fault_ends_the_job_everywhere_with_a_clear_message(
     cluster: Cluster, tmp_path: Path, name: str, launcher: str
 ) -> None:
     fault = FAULTS[name]
     cluster.fresh()
-    with closing(Running(cluster, tmp_path, *LAUNCHERS[launcher])) as job:
+    python = python_with(launcher) if launcher in OTHERS else sys.executable
+    with closing(Running(cluster, tmp_path, *LAUNCHERS.get(launcher, []), python=python)) as job:
         job.wait_until_all_reduce()
         started = time.monotonic()
         fault.do(job)
@@ -331,6 +332,11 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(cluster: Cluster, 
     done = cluster.run("node1", *words, "--", "hostname", cwd=tmp_path)
     assert done.returncode == 1
     assert "node2: its host key is not known, or has changed" in done.stderr
-    trusting = cluster.run("node1", *words, "--no-host-key-check", "--", "hostname", cwd=tmp_path)
-    assert trusting.returncode == 0, trusting.stdout + trusting.stderr
-    assert "[1 node2] node2\n" in trusting.stdout
+    for launcher in LAUNCHERS.values():
+        trusting = cluster.run("node1", *words[:-2], *launcher, "--no-host-key-check", "--", "hostname", cwd=tmp_path)
+        assert trusting.returncode == 0, trusting.stdout + trusting.stderr
+        assert "[1 node2] node2\n" in trusting.stdout
+    # horovodrun would not check any key, and the question before the start is left out
+    done = cluster.run("node1", *words[:-2], *LAUNCHERS["horovodrun-gloo"], "--no-probe", "--", "hostname", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Host key verification failed" in done.stdout + done.stderr
