@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Job
+from hvdtrain.launch import Job, inputfile
 
 #: Passed without being asked for: what finds programs and libraries, and what the libraries of training read.
 #: CUDA_VISIBLE_DEVICES is not here: it names this machine's devices; local ranks inherit it, other hosts have their own.
@@ -131,9 +131,10 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
 def read_file(path: str | Path) -> dict[str, str]:
     """``NAME=VALUE`` lines; quoting as in a shell (values may span lines), comments with ``#``, an optional ``export``."""
     try:
-        text = _COMMENT.sub(lambda match: match[1] or "", Path(path).read_text(encoding="utf-8-sig"))
+        text = _COMMENT.sub(lambda match: match[1] or "", inputfile.read(path).decode("utf-8-sig").replace("\r\n", "\n"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--env-file '{path}' cannot be read: {error}", "write one NAME=VALUE on each line") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"--env-file '{path}' cannot be read: {why}", "write one NAME=VALUE on each line") from None
     stream = io.StringIO(text)
     reader = shlex.shlex(stream, posix=True)
     reader.whitespace_split = True

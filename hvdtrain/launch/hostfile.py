@@ -33,6 +33,9 @@ _KEYS = {
     "port": "port",
 }
 _BLANKS = re.compile(r"[ \t]+")
+_COMMENT = re.compile(r"#|//")
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_DIGITS = re.compile(r"[0-9]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def parse(text: str, *, source: str = "hosts", strict: bool = False) -> Hosts:
     Raises:
         HostfileError: with the mistakes of the text, one for each line that has any.
     """
-    contents = (re.split(r"#|//", line, maxsplit=1)[0].strip(" \t") for line in re.split(r"\r\n|\r|\n", text))
+    contents = (_COMMENT.split(line, maxsplit=1)[0].strip(" \t") for line in _LINE_END.split(text))
     lines = (_Line(f"{source}:{number}", number, content) for number, content in enumerate(contents, 1) if content)
     return _collect(lines, source, strict, hint="add lines such as 'node01 slots=4'")
 
@@ -164,14 +167,8 @@ def _collect(lines: Iterable[_Line], source: str, strict: bool, hint: str) -> Ho
         for entry in entries:
             named.setdefault(hostnames.machine(entry.name), []).append(entry)
         slots += sum(entry.slots or 1 for entry in entries)
-        limits = (
-            (len(entries), nodelist.MAX_NAMES, "hosts on one line"),
-            (len(named), nodelist.MAX_NAMES, "hosts"),
-            (slots, MAX_RANKS, "slots"),
-            (len(mistakes), MAX_MISTAKES, "mistakes"),
-        )
-        beyond = next((f"more than {limit} {what}" for count, limit, what in limits if count > limit), "")
-        if beyond:
+        if max(len(entries), len(named)) > nodelist.MAX_NAMES or slots > MAX_RANKS or len(mistakes) > MAX_MISTAKES:
+            beyond = f"more than {nodelist.MAX_NAMES} hosts, {MAX_RANKS} slots or {MAX_MISTAKES} mistakes"
             mistakes.append(line.mistake(beyond, "is it a hostfile?"))
             break
     mistakes += [mistake for entries in named.values() for mistake in _contradictions(entries)]
@@ -223,7 +220,7 @@ def _stating(entry: _Entry) -> str:
 def _entries(line: _Line) -> Iterator[_Entry]:
     """The hosts of one line. UsageError with its first mistake."""
     words = _BLANKS.sub(" ", line.text).replace(" =", "=").replace("= ", "=").split(" ")
-    if len(words) % 2 == 0 and all(re.fullmatch("[0-9]+", word, re.ASCII) for word in words[1::2]):
+    if len(words) % 2 == 0 and all(_DIGITS.fullmatch(word) for word in words[1::2]):
         for host, slots in zip(words[::2], words[1::2], strict=True):  # LSF: hostA 2 hostB 4
             yield from _of_list(line, host, {"slots": (slots, f"slots={slots}")})
     else:
@@ -294,7 +291,7 @@ def _positive(key: str, value: str, text: str, limit: int, name: str) -> int:
     """The number that ``text`` gives."""
     example = f"write '{name} {key}={4 if key != 'port' else 2222}'"
     digits = value.lstrip("0")
-    if re.fullmatch("[0-9]+", digits, re.ASCII) is None:
+    if _DIGITS.fullmatch(digits) is None:
         zero = f"; to leave {name} out, comment its line out" if value and not digits and key == "slots" else ""
         raise UsageError(f"'{key}' must be a positive integer, got '{shown(text)}'", example + zero)
     if len(digits) > len(str(limit)) or int(digits) > limit:

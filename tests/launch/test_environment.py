@@ -96,6 +96,8 @@ def test_a_bad_env_file_says_where(text: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_env_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--env-file '/dev/zero' cannot be read: it is larger than 16 MiB"):
+        read_file("/dev/zero")
     with pytest.raises(UsageError, match="cannot be read"):
         environment.read_file(tmp_path / "nope")
 
