@@ -17,17 +17,26 @@ def from_environment(environ: Mapping[str, str]) -> Hosts | None:
     """
     if environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST"):
         return _slurm(environ)
-    for name, system in (("PBS_NODEFILE", "PBS"), ("LSB_DJOB_HOSTFILE", "LSF")):
-        if environ.get(name):
-            listed = hostfile.read(environ[name], source=f"{system} node file {environ[name]}")
-            # A name that comes once is one slot: in these files nobody forgot to write it.
-            return Hosts(listed.hosts, listed.source)
-    if environ.get("LSB_MCPU_HOSTS"):
-        return hostfile.parse(environ["LSB_MCPU_HOSTS"], source="LSB_MCPU_HOSTS")
-    if environ.get("LSB_HOSTS"):
-        listed = hostfile.parse("\n".join(environ["LSB_HOSTS"].split()), source="LSB_HOSTS")
+    # No warnings: where a name that comes once is one slot, nobody forgot to write it.
+    if environ.get("PBS_NODEFILE"):
+        listed = hostfile.read(environ["PBS_NODEFILE"], source=f"PBS node file {environ['PBS_NODEFILE']}")
         return Hosts(listed.hosts, listed.source)
-    return None
+    return _lsf(environ)
+
+
+def _lsf(environ: Mapping[str, str]) -> Hosts | None:
+    if environ.get("LSB_DJOB_HOSTFILE"):
+        path = environ["LSB_DJOB_HOSTFILE"]
+        listed = hostfile.read(path, source=f"LSF node file {path}")
+    elif environ.get("LSB_MCPU_HOSTS"):
+        listed = hostfile.parse(environ["LSB_MCPU_HOSTS"], source="LSB_MCPU_HOSTS")
+    elif environ.get("LSB_HOSTS"):
+        listed = hostfile.parse("\n".join(environ["LSB_HOSTS"].split()), source="LSB_HOSTS")
+    else:
+        return None
+    # On a CSM cluster (where jsrun is) the first is the launch node, which runs the job's script and no ranks.
+    launch_node = bool(environ.get("CSM_ALLOCATION_ID")) and len(listed.hosts) > 1 and listed.hosts[0].slots == 1
+    return Hosts(listed.hosts[1:] if launch_node else listed.hosts, listed.source)
 
 
 def _slurm(environ: Mapping[str, str]) -> Hosts:

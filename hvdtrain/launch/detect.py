@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.launch import Job, Launcher, start_argv
+from hvdtrain.launch import Job, Launcher, allocation, start_argv
 from hvdtrain.launch.horovodrun import Horovodrun
 from hvdtrain.launch.hydra import Hydra
 from hvdtrain.launch.jsrun import Jsrun
@@ -39,6 +39,7 @@ class Found:
     srun: str = ""
     pmi: str = ""
     jsrun: str = ""
+    allocated: tuple[str, ...] = ()
     ssh: str = ""
     system: str = ""
     root: bool = False
@@ -85,11 +86,21 @@ def look(environ: Mapping[str, str]) -> Found:
         srun=srun,
         pmi=pmi,
         jsrun=shutil.which("jsrun", path=environ.get("PATH")) or "",
+        allocated=_allocated(environ) if system == "lsf" else (),
         ssh=shutil.which("ssh", path=environ.get("PATH")) or "",
         system=system,
         root=os.geteuid() == 0,
         here=frozenset({os.uname().nodename, os.uname().nodename.partition(".")[0]}),
     )
+
+
+def _allocated(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the batch job's hosts; empty where they cannot be told, which is no matter where the user names hosts."""
+    try:
+        listed = allocation.from_environment(environ)
+    except HvdtrainError:
+        return ()
+    return tuple(host.name for host in listed.hosts) if listed else ()
 
 
 def _ask_mpi(mpirun: str, environ: Mapping[str, str]) -> Mpi:
@@ -161,7 +172,7 @@ def _build(name: str, found: Found) -> Launcher | None:
     if name == "srun":
         return Srun(found.srun, found.pmi)
     if name == "jsrun":
-        return Jsrun(found.jsrun)
+        return Jsrun(found.jsrun, found.allocated)
     if name == "local":
         return Local(start_argv(found.python), found.here)
     if name == "mpirun":

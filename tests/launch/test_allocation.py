@@ -16,6 +16,7 @@ ALLOCATIONS = {
         [("node01", 4), ("node02", 4), ("node03", 4), ("gpu1", 2)],
     ),
     "lsf pairs": ({"LSB_MCPU_HOSTS": "h1 3 h2 1"}, [("h1", 3), ("h2", 1)]),
+    "lsf with a launch node": ({"LSB_MCPU_HOSTS": "batch1 1 h1 4 h2 4", "CSM_ALLOCATION_ID": "7"}, [("h1", 4), ("h2", 4)]),
     "lsf names": ({"LSB_HOSTS": "h1 h1 h1 h2"}, [("h1", 3), ("h2", 1)]),
 }
 

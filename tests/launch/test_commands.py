@@ -70,11 +70,13 @@ CASES: dict[str, tuple[Launcher, Job]] = {
     "intel-many": (Hydra(INTEL, "/usr/bin/ssh"), job(MANY[:20])),
     "srun-equal": (Srun("/usr/bin/srun", "pmix"), job(EQUAL, nics=("eth0",))),
     "srun-unequal": (Srun("/usr/bin/srun"), job()),
-    "jsrun": (Jsrun("/usr/bin/jsrun"), job(EQUAL)),
+    "jsrun": (Jsrun("/usr/bin/jsrun", ("node01", "node02")), job(EQUAL)),
+    "jsrun-unequal": (Jsrun("/usr/bin/jsrun", ("node1", "node2")), job()),
+    "jsrun-some": (Jsrun("/usr/bin/jsrun", ("node01", "node02", "node03")), job(EQUAL)),
     "local": (Local(START), job(LOCAL, controller="gloo")),
-    "openmpi4-relay": (OpenMpi(OMPI4), relay.wrap(job(nics=("eth0",)), start=START, errors="runs/r/errors")),
+    "openmpi4-relay": (OpenMpi(OMPI4), relay.wrap(job(nics=("eth0",)), start=START)),
     "openmpi4-grace": (OpenMpi(OMPI4), relay.wrap(job(LOCAL, grace_s=10.0), start=START)),
-    "openmpi5-relay": (OpenMpi(OMPI5), relay.wrap(job(), start=START, errors="runs/r/errors")),
+    "openmpi5-relay": (OpenMpi(OMPI5), relay.wrap(job(), start=START)),
     "openmpi5": (OpenMpi(OMPI5, root=True), job(nics=("eth0",), ssh=OPTIONS)),
 }
 
@@ -153,7 +155,7 @@ REFUSED = {
     "srun user": (Srun("srun"), job((Host("a", user="al"),)), "srun takes no user of a single host"),
     "srun elastic": (Srun("srun"), job(elastic=Elastic(1, 2, "d")), "srun cannot change the number of ranks"),
     "srun odd name": (Srun("srun"), Job(("x",), LOCAL, 2, {"A.B": "s"}), "srun cannot pass the variable 'A.B'"),
-    "jsrun unequal": (Jsrun("jsrun"), job(), "jsrun places the same number of ranks on each host"),
+    "jsrun user": (Jsrun("jsrun"), job((Host("a", user="al"),)), "jsrun takes no user of a single host"),
     "local elsewhere": (Local(START), job(), "starts ranks on this machine only, got node1, node2"),
     "local elastic": (Local(START), job(LOCAL, elastic=Elastic(1, 2, "d")), "the local launcher cannot change the number"),
     "blank in folder": (
