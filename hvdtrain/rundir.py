@@ -59,10 +59,9 @@ class RunDir:
         Raises:
             UsageError: another process holds it, or it cannot be written to.
         """
-        path = self.path / ".lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = path.open("a+", encoding="utf-8")
+            lock = self._lock.open("a+", encoding="utf-8")
         except OSError as error:
             raise UsageError(
                 f"the run directory {self.path} cannot be written to: {error.strerror}", "give another one: --run-dir DIR"
@@ -71,12 +70,7 @@ class RunDir:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             with lock:
-                lock.seek(0)
-                owner = lock.read().strip() or "another job"
-            raise UsageError(
-                f"the run directory {self.path} is in use by {owner}",
-                "wait for that job to end, or give another one: --run-dir DIR",
-            ) from None
+                raise self._in_use(lock) from None
         except OSError:
             return lock  # a file system without locks: go on without
         with contextlib.suppress(OSError):  # a full disk is told where something is lost by it
@@ -84,6 +78,30 @@ class RunDir:
             lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             lock.flush()
         return lock
+
+    def check_free(self) -> None:
+        """Look whether a job holds the directory, without taking or making anything.
+
+        Raises:
+            UsageError: one does.
+        """
+        with contextlib.suppress(OSError), self._lock.open(encoding="utf-8") as lock:  # no lock there, or no locks at all
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._in_use(lock) from None
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / ".lock"
+
+    def _in_use(self, lock: IO[str]) -> UsageError:
+        lock.seek(0)
+        owner = lock.read().strip() or "another job"
+        return UsageError(
+            f"the run directory {self.path} is in use by {owner}",
+            "wait for that job to end, or give another one: --run-dir DIR",
+        )
 
 
 def default_name(recipe: str) -> Path:

@@ -23,8 +23,10 @@ from hvdtrain import rundir
 from hvdtrain.comm import Communicator, agree
 from hvdtrain.comm.connect import connect
 from hvdtrain.config import Config
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch import resources
+from hvdtrain.launch.failures import JOB_VARIABLE
+from hvdtrain.launch.frames import WORDS_WANTED, words_line
 from hvdtrain.loggers import Logger
 from hvdtrain.loggers.console import ConsoleLogger, say
 from hvdtrain.loggers.jsonl import JsonLinesLogger
@@ -42,7 +44,9 @@ class Rank:
 
     world: World = field(default_factory=World)
     comm: Communicator | None = None
+    #: where the job's files are to go; they are this job's once the primary holds it
     run_dir: RunDir | None = None
+    is_claimed: bool = False
     trainer: Trainer | None = None
     phase: str = "reading the environment"
     #: holds the run directory
@@ -96,6 +100,7 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     rank.comm = connect(rank.world, recipe.adapter.framework)
     rank.world = rank.comm.world
     rank.run_dir = RunDir(agree(rank.comm, lambda: _claim_run_dir(rank, config), name="run directory"))
+    rank.is_claimed = True
     rank.phase = "setting up"
     rank.trainer = trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir)
     resumed = trainer.prepare()
@@ -224,25 +229,36 @@ def _last_words(rank: Rank, error: BaseException) -> int:
     text, hint, code = _reason(rank, error)
     trace = "" if isinstance(error, HvdtrainError | KeyboardInterrupt) else "".join(traceback.format_exception(error))
     host = socket.gethostname()
-    if rank.run_dir is not None:
-        words = {
-            "time": time.time(),
-            "rank": rank.world.rank,
-            "host": host,
-            "phase": rank.where,
-            "error": text,
-            "hint": hint,
-            "traceback": trace,
-            "exit_code": code,
-        }
-        with contextlib.suppress(OSError):
-            write_json(rank.run_dir.error_json(rank.world.rank), words)
+    words = {
+        "time": time.time(),
+        "job": os.environ.get(JOB_VARIABLE, ""),
+        "rank": rank.world.rank,
+        "host": host,
+        "phase": rank.where,
+        "error": text,
+        "hint": hint,
+        "traceback": trace,
+        "exit_code": code,
+    }
+    _write_down(rank, words)
     who = f"rank {rank.world.rank} on {host}, {rank.where}: " if rank.world.size > 1 else ""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens
         sys.stdout.flush()  # what the recipe printed: an abort runs no exit handler
         sys.stderr.write(f"{trace}Error: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
         sys.stderr.flush()
     return code
+
+
+def _write_down(rank: Rank, words: Mapping[str, Any]) -> None:
+    """For the launcher, through the relay where there is one; and in the run directory, unless another job holds it."""
+    if os.environ.get(WORDS_WANTED):
+        with contextlib.suppress(OSError, ValueError), open(2, "wb", closefd=False) as stderr:
+            stderr.write(words_line(words).encode())
+    if rank.run_dir is not None:
+        with contextlib.suppress(OSError, UsageError):
+            if not rank.is_claimed:  # no rank of this job holds it yet
+                rank.run_dir.check_free()
+            write_json(rank.run_dir.error_json(rank.world.rank), words)
 
 
 def _reason(rank: Rank, error: BaseException) -> tuple[str, str, int]:

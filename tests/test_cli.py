@@ -168,6 +168,7 @@ def test_a_run_directory_in_use_is_refused(in_tmp):
     result = hvdtrain("train", LINEAR, "--run-dir", "run", cwd=in_tmp)
     assert "is in use by process" in result.stderr
     assert result.returncode == 2
+    assert [path.name for path in (in_tmp / "run").iterdir()] == [".lock"]
     held.close()
 
 

@@ -73,6 +73,16 @@ def test_a_run_directory_is_held_by_one_job_at_a_time(tmp_path: Path) -> None:
     RunDir(tmp_path / "run").claim().close()
 
 
+def test_looking_whether_a_run_directory_is_held_makes_and_takes_nothing(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.check_free()
+    assert not run_dir.path.exists()
+    with run_dir.claim(), pytest.raises(UsageError, match=rf"in use by process {os.getpid()} on "):
+        run_dir.check_free()
+    run_dir.check_free()
+    run_dir.claim().close()
+
+
 def test_a_run_directory_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written to: "):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from hvdtrain.rundir import default_name
-from hvdtrain.worker import pin_device
+from hvdtrain.launch.failures import JOB_VARIABLE
+from hvdtrain.launch.frames import WORDS_WANTED, split_words
+from hvdtrain.rundir import RunDir, default_name
+from hvdtrain.worker import guard, pin_device
 from hvdtrain.world import World
 
 
@@ -47,3 +51,31 @@ def test_a_single_process_keeps_all_gpus():
 )
 def test_the_default_run_directory_names_the_recipe(recipe, start):
     assert str(default_name(recipe)).startswith(start)
+
+
+def failing(run_dir, *, claimed=False):
+    def body(rank):
+        rank.run_dir, rank.is_claimed = run_dir, claimed
+        raise KeyError("gone")
+
+    return body
+
+
+def test_last_words_go_to_the_relay_and_to_the_run_directory_with_the_jobs_name(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv(JOB_VARIABLE, "a1")
+    assert guard(failing(RunDir(tmp_path))) == 1
+    assert "\x1e" not in capfd.readouterr().err
+    monkeypatch.setenv(WORDS_WANTED, "1")
+    assert guard(failing(RunDir(tmp_path))) == 1
+    heard = [words for line in capfd.readouterr().err.split("\n") if (words := split_words(line)[1])]
+    assert heard == [json.loads((tmp_path / "errors/rank-0.json").read_text())]
+    assert (heard[0]["job"], heard[0]["error"], heard[0]["exit_code"]) == ("a1", "KeyError: 'gone'", 1)
+
+
+def test_last_words_are_not_written_into_a_run_directory_that_another_job_holds(tmp_path, capfd):
+    with RunDir(tmp_path).claim():
+        assert guard(failing(RunDir(tmp_path))) == 1
+        assert "KeyError: 'gone'" in capfd.readouterr().err
+        assert not (tmp_path / "errors").exists()
+        assert guard(failing(RunDir(tmp_path), claimed=True)) == 1  # it is this job that holds it
+        assert (tmp_path / "errors/rank-0.json").exists()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -200,8 +202,7 @@ def _probed(job: Job, work: Work, wanted: Sequence[str], *, dry_run: bool) -> Jo
 
 def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: output.Style, log_dir: Path | None) -> int:
     """Run the command, show what the ranks say, and turn a failure into a JobError that tells the earliest one."""
-    since = time.time()
-    watch = Watch(job.hosts if job.elastic is None else None)
+    watch = Watch(job.hosts if job.elastic is None else None, work.errors, job.env.get(failures.JOB_VARIABLE, ""))
     files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
 
     def on_event(event: frames.Event, is_error: bool) -> float | None:
@@ -214,21 +215,23 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
         elif isinstance(event, frames.Note):  # what launchers say about a failed rank is long, and less than what we know
             if (not watch.any_failed or job.elastic is not None) and not output.is_noise(event.text):
                 click.echo(event.text, err=is_error)
-        elif isinstance(event, frames.Started) and watch.misplaced() and not _all_here(job.hosts):
-            raise JobError(
-                f"the ranks are not where they were planned: {watch.misplaced()}", "did the launcher read the hosts?"
-            )
+        elif isinstance(event, frames.Started):
+            if files is not None:
+                files.start(event.rank)
+            if watch.misplaced() and not _all_here(job.hosts):
+                raise JobError(
+                    f"the ranks are not where they were planned: {watch.misplaced()}", "did the launcher read the hosts?"
+                )
         return LAUNCHER_S if watch.any_failed and job.elastic is None else None
 
     try:
-        code = process.run(started, base, on_event, grace_s=job.grace_s)
+        code = process.run(started, base, on_event, grace_s=job.grace_s, on_signal=watch.signalled)
     finally:
         if files is not None:
             files.close()
-    found = watch.failures(work.errors, since)
-    if not code and (not found or job.elastic is not None):
+    if not code and (job.elastic is not None or not watch.failures()):
         return 0
-    raise _job_error(found, code, watch, work.run_dir)
+    raise _job_error(code, watch, work.run_dir)
 
 
 def _all_here(hosts: Sequence[Host]) -> bool:
@@ -237,24 +240,36 @@ def _all_here(hosts: Sequence[Host]) -> bool:
     return all(probe.is_here(host.name, addresses) for host in hosts)
 
 
-def _job_error(found: Sequence[failures.Failure], code: int, watch: Watch, run_dir: Path | None) -> JobError:
+def _job_error(code: int, watch: Watch, run_dir: Path | None) -> JobError:
     """What to tell: the earliest failure; else why there is none to tell."""
-    lost = watch.silent_hosts()
-    gone = f"no word from {_some(lost)} since: is the host, or its network, down?" if lost else ""
+    found = watch.failures()
+    why, hint = _why_gone(watch)
     if found:
+        code = failures.exit_code(found, code)
+        if why and all(failure.is_consequence for failure in found):
+            return JobError(f"{why}\n{failures.bystanders(found)}", hint, exit_code=code)
         message = failures.report(found)
-        return JobError(f"{message}\n{gone}" if gone else message, found[0].hint, exit_code=failures.exit_code(found, code))
-    if code in (129, 130, 143):
+        return JobError(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, exit_code=code)
+    if watch.was_signalled or code in (129, 130, 143):
         again = f"go on from the last checkpoint: the same command with --run-dir {run_dir}" if run_dir else ""
-        return JobError("the job was ended by a signal", again, exit_code=code)
+        return JobError(f"the job was ended by a signal ({signal.Signals(code - 128).name})", again, exit_code=code)
     ended = f"the launcher ended with exit code {code}"
     if watch.never_started():
         return JobError(f"{ended}; never started: {_some(watch.never_started())}", "see its message above", exit_code=code)
-    if gone:
-        return JobError(f"{ended}; {gone}", exit_code=code)
+    if why:
+        return JobError(f"{ended}; {why}", hint, exit_code=code)
     if watch.silent():
         return JobError(f"{ended}; no word from {_some(watch.silent())}", "see its message above", exit_code=code)
     return JobError(f"{ended}, though no rank failed", "see its message above", exit_code=code)
+
+
+def _why_gone(watch: Watch) -> tuple[str, str]:
+    """Why ranks may be missing that did not fail (their host is silent, or they left before the others), and a hint; or empty."""
+    lost, early = watch.silent_hosts(), watch.left_early()
+    if lost:
+        return f"no word from {_some(lost)}: is the host, or its network, down?", ""
+    gone = f"{_some(early)} ended with exit code 0 while the others went on" if early else ""
+    return gone, "look for os._exit, sys.exit or a return that not all ranks take" if early else ""
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:
@@ -311,11 +326,12 @@ def _job(
         given.update(environment.read_file(path))
     unchecked = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null") if options["no_host_key_check"] else ()
     selection = environment.select(base, options["env"], given)
+    name = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.errors is not None else {}
     job = Job(
         argv=work.argv,
         hosts=hosts,
         np=np,
-        env={**_defaults(base), **selection.values},
+        env={**_defaults(base), **selection.values, **name},
         controller="mpi" if options["mpi"] and elastic is None else "gloo",
         cwd=str(Path.cwd()),
         nics=options["nic"],
@@ -329,9 +345,11 @@ def _job(
         names = "; ".join(f"{name} ({why})" for name, why in selection.left_out.items())
         click.secho(f"not sent to other hosts: {names}", err=True, dim=True)
     if options["no_relay"]:
+        lost = {"--log-dir": options["log_dir"], "a choice of devices": any(host.devices for host in hosts)}
+        for what in (what for what, wanted in lost.items() if wanted):
+            raise UsageError(f"{what} needs the relay, and --no-relay leaves it out", "leave one of the two out")
         return job
-    errors = str(work.errors) if work.errors is not None else ""
-    return relay.wrap(job, start=start_argv(sys.executable), errors=errors, share_devices=options["share_devices"])
+    return relay.wrap(job, start=start_argv(sys.executable), share_devices=options["share_devices"])
 
 
 def _recipe(what: tuple[str, ...], dry_run: bool) -> Work:
@@ -351,6 +369,8 @@ def _recipe(what: tuple[str, ...], dry_run: bool) -> Work:
 
         named = read_file(Path(config)).get("run_dir")
     run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
+    if not dry_run:
+        RunDir(run_dir).check_free()
     if not named:
         options = ["--run-dir", str(run_dir), *options]
     # -P: a random.py beside the recipe must not replace Python's own in every program that starts there

@@ -1,14 +1,21 @@
-"""After a job failed: which rank failed first, where, and what the others said."""
+"""After a job failed: which rank failed first, where, and what the others said. Standard library only; used on every host."""
 
 from __future__ import annotations
 
 import json
+import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+#: Names the job to its ranks, which name it in their last words: files of another job in the same place are not taken for them.
+JOB_VARIABLE = "HVDTRAIN_JOB"
 _OTHERS_SHOWN = 16
+#: What a rank says when another one has gone: Horovod, the Gloo below it, Open MPI.
+_CONSEQUENCE = re.compile(r"HorovodInternalError|Horovod has been shut down|gloo/transport/\S+\.cc|MPI_ERR_PROC_FAILED")
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,11 @@ class Failure:
         return replace(self, error=f"{self.error}; the last line it wrote: {_one_line(text)}")
 
     @property
+    def is_consequence(self) -> bool:
+        """Whether it says no more than that another rank has gone."""
+        return _CONSEQUENCE.search(self.error) is not None
+
+    @property
     def where(self) -> str:
         return f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
 
@@ -50,31 +62,74 @@ class Failure:
         )
 
 
-def read(errors: Path) -> list[Failure]:
-    """The failures that the ranks wrote to ``errors`` (rank-N.json), the earliest first."""
+def words_for(code: int, tail: Sequence[str]) -> dict[str, str]:
+    """What can be said about a rank that left no last words, from its exit code and the last lines of its stderr."""
+    if code > 128:
+        return {"error": describe_signal(code - 128), "traceback": "\n".join(tail)}
+    last = exception_in(tail) or next((line.strip() for line in reversed(tail) if line.strip()), "")
+    return {"error": f"exit code {code}" + (f": {last}" if last else ""), "traceback": "\n".join(tail) if len(tail) > 1 else ""}
+
+
+def exception_in(lines: Sequence[str]) -> str:
+    """The last line that names an exception, else empty."""
+    return next((line.strip() for line in reversed(lines) if _EXCEPTION.match(line)), "")
+
+
+def describe_signal(number: int) -> str:
+    """What a death by this signal usually means."""
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "unknown"
+    why: dict[int, str] = {
+        signal.SIGKILL: ": the out-of-memory killer, or somebody's kill",
+        signal.SIGSEGV: ": a crash in compiled code",
+        signal.SIGBUS: ": a crash in compiled code, or /dev/shm is full",
+        signal.SIGABRT: ": a library gave up, see its message above",
+    }
+    return f"killed by signal {number} ({name}){why.get(number, '')}"
+
+
+def read(errors: Path, job: str) -> list[Failure]:
+    """The failures that the ranks of ``job`` wrote to ``errors`` (rank-N.json), the earliest first.
+
+    Records of other jobs are told by their name and not by their time: hosts' clocks differ.
+    """
     failures = []
     for path in sorted(errors.glob("rank-*.json")):
         try:
-            failures.append(Failure.from_record(json.loads(path.read_text(encoding="utf-8"))))
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record.get("job") == job:
+                failures.append(Failure.from_record(record))
         except (OSError, ValueError, TypeError, AttributeError):
             continue  # a half-written file says nothing, and must not hide the others
     return earliest_first(failures)
 
 
 def earliest_first(failures: Sequence[Failure]) -> list[Failure]:
-    return sorted(failures, key=lambda failure: (failure.time, failure.rank))
+    """In the order of time, after those that have a reason of their own those that only tell that another rank has gone."""
+    return sorted(failures, key=lambda failure: (failure.is_consequence, failure.time, failure.rank))
 
 
 def report(failures: Sequence[Failure]) -> str:
-    """The earliest failure in full, one line for each other."""
+    """The earliest failure in full, one line for each other that has a reason of its own."""
     first, *others = failures
     phase = f" in phase '{first.phase}'" if first.phase else ""
     lines = [f"{first.where} failed first{phase}: {first.error or 'no message'}"]
     if first.traceback:
         lines += ["", *(f"    {line}" for line in first.traceback.rstrip().splitlines()), ""]
-    lines += [f"{other.where}: {_one_line(other.error)}" for other in others[:_OTHERS_SHOWN]]
-    lines += [f"... and {len(others) - _OTHERS_SHOWN} more ranks"] if len(others) > _OTHERS_SHOWN else []
+    own = [other for other in others if not other.is_consequence]
+    lines += [f"{other.where}: {_one_line(other.error)}" for other in own[:_OTHERS_SHOWN]]
+    lines += [f"... and {len(own) - _OTHERS_SHOWN} more ranks"] if len(own) > _OTHERS_SHOWN else []
+    lines += [bystanders(others)] if len(own) < len(others) else []
     return "\n".join(lines)
+
+
+def bystanders(failures: Sequence[Failure]) -> str:
+    """One sentence about those that only miss another rank."""
+    ranks = [str(failure.rank) for failure in failures if failure.is_consequence]
+    more = f" and {len(ranks) - _OTHERS_SHOWN} more" if len(ranks) > _OTHERS_SHOWN else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:_OTHERS_SHOWN])}{more} stopped because another rank was gone"
 
 
 def exit_code(failures: Sequence[Failure], launcher_code: int) -> int:

@@ -25,6 +25,10 @@ _FRAME = re.compile(rb"([0-9]+) ([oexs])([.+r]) ([^\x1f\x1e]*)\x1f([^\x1e]*)", r
 
 Kind = Literal["o", "e", "x", "s"]
 
+#: A rank whose environment has this may say its last words to its relay: a line that ``words_line`` makes, on stderr.
+WORDS_WANTED = "HVDTRAIN_RELAY"
+_WORDS = f"{START}w "
+
 
 @dataclass(frozen=True)
 class Line:
@@ -75,6 +79,24 @@ def encode(rank: int, host: str, kind: Kind, text: str, *, progress: bool = Fals
 
 def encode_json(rank: int, host: str, kind: Kind, info: Mapping[str, Any]) -> Iterator[bytes]:
     return encode(rank, host, kind, json.dumps(info))
+
+
+def words_line(record: Mapping[str, Any]) -> str:
+    """A rank's last words, as its relay takes them out of the rank's output."""
+    return f"{_WORDS}{json.dumps(record, default=str)}\n"
+
+
+def split_words(line: str) -> tuple[str, dict[str, Any] | None]:
+    """A line of a rank as (text before, last words); what is not whole is text."""
+    text, mark, record = line.partition(_WORDS)
+    if mark:
+        try:
+            words = json.loads(record)
+        except ValueError:
+            return line, None
+        if isinstance(words, dict):
+            return text, words
+    return line, None
 
 
 class Decoder:

@@ -7,20 +7,18 @@ ranks, and ends all of them when one fails, when it is told to, or when whoever 
 from __future__ import annotations
 
 import argparse
-import ctypes
+import math
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import GRACE_S, Command, Job, environment, is_this_machine
+from hvdtrain.launch import GRACE_S, Command, Job, environment, is_this_machine, processes
 from hvdtrain.launch.limits import Limits
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -68,48 +66,57 @@ def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 class _Ranks:
-    """The running ranks."""
+    """The running ranks. Signals wait until ``wait`` takes them: there is no handler that could miss a rank, or hit another process."""
+
+    SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._ending = False
+        self._kill_at = math.inf
 
-    def start(self, argv: Sequence[str], size: int, port: int) -> None:
-        prepare = _dies_with_us()
+    def start(self, argv: Sequence[str], size: int, port: int, let_through: Callable[[], None]) -> None:
+        prepare = processes.dies_with_us(signal.SIGTERM, let_through)
         for rank in range(size):
             env = {**os.environ, **rank_environment(rank, size, port)}
             process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, preexec_fn=prepare)
             self._running[process.pid] = process
 
-    def end(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
-        """Politely the first time, by force when time is up."""
-        force = number == signal.SIGALRM
-        for pid in self._running:  # not through Popen, which would reap a child that wait() is waiting for
-            os.kill(pid, signal.SIGKILL if force else signal.SIGTERM)
-        if not self._ending:
-            self._ending = True
-            signal.setitimer(signal.ITIMER_REAL, self._grace_s)
-
     def wait(self) -> int:
-        """Until all are gone; the exit code of the first that failed."""
+        """Until all are gone; the exit code of the first that failed. A signal, or a rank that fails, ends the others."""
         first = 0
-        while self._running:
-            pid, status = os.wait()
-            process = self._running.pop(pid, None)
-            if process is None:
-                continue
-            code = os.waitstatus_to_exitcode(status)
-            process.returncode = code
-            if code and not first:
-                first = 128 - code if code < 0 else code
-                self.end()
-        return first
+        while True:
+            for code in self._reap():
+                if code and not first:
+                    first = 128 - code if code < 0 else code
+                    self._end()
+            if not self._running:
+                return first
+            taken = signal.sigtimedwait(self.SIGNALS, max(0.0, min(self._kill_at - time.monotonic(), 3600.0)))
+            if taken is not None and taken.si_signo != signal.SIGCHLD:
+                self._end()
+            elif time.monotonic() >= self._kill_at:
+                self._signal(signal.SIGKILL)
+                self._kill_at = math.inf
+
+    def _reap(self) -> Iterator[int]:
+        """The exit codes of those that are gone."""
+        for pid in [pid for pid in self._running if processes.has_ended(pid)]:
+            yield self._running.pop(pid).wait()
+
+    def _end(self) -> None:
+        """Politely; by force when time is up."""
+        self._signal(signal.SIGTERM)
+        self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._running:  # none of them is reaped, so each number is still its own
+            os.kill(pid, number)
 
 
 def main(argv: Sequence[str]) -> int:
     """``start.py local --np N -- PROGRAM ARGS``."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    processes.die_with_parent(signal.SIGTERM)
     at = list(argv).index("--")
     parser = argparse.ArgumentParser(prog="start.py local")
     parser.add_argument("--np", type=int, required=True)
@@ -118,17 +125,7 @@ def main(argv: Sequence[str]) -> int:
     from hvdtrain.launch.rendezvous import serve  # http.server takes 50 ms to import; the builder does not need it
 
     ranks = _Ranks(args.grace)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-        signal.signal(number, ranks.end)
-    with serve() as port:
-        ranks.start(argv[at + 1 :], args.np, port)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with processes.signals_wait(ranks.SIGNALS) as let_through, serve() as port:
+        ranks.start(argv[at + 1 :], args.np, port, let_through)
         return ranks.wait()
-
-
-def _dies_with_us() -> Callable[[], None]:
-    libc = ctypes.CDLL(None)
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-
-    return prepare

@@ -65,12 +65,20 @@ class RankFiles:
     def path(self, rank: int, stream: str) -> Path:
         return self._folder / f"rank-{rank:0{self._width}}" / f"std{stream}"
 
+    def start(self, rank: int) -> None:
+        """Make the rank's files: an empty one says that the rank has written nothing."""
+        for stream in ("out", "err"):
+            self._append(rank, stream, "")
+
     def write(self, line: Line) -> None:
-        """Append the line; the first failure (a full disk, no permission) is logged, and what follows is not written."""
+        self._append(line.rank, line.stream, f"{line.text}\n")
+
+    def _append(self, rank: int, stream: str, text: str) -> None:
+        """The first failure (a full disk, no permission) is logged, and what follows is not written."""
         if self._given_up:
             return
         try:
-            self._file(line.rank, line.stream).write(f"{line.text}\n")
+            self._file(rank, stream).write(text)
         except OSError as error:
             self._given_up = True
             log.warning("the ranks' output is not written to %s any more: %s", self._folder, error.strerror)

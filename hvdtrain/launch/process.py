@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import selectors
@@ -16,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch import Command, frames
+from hvdtrain.launch import Command, frames, processes
 
 #: How long a launcher has at least to end its ranks after a polite signal, before everything is killed.
 PATIENCE_S = 8.0
@@ -25,23 +24,31 @@ _LAUNCHERS_OWN_S = 3.0
 #: How long output may still come after the launcher is gone.
 _DRAIN_S = 1.0
 
-_PR_SET_PDEATHSIG = 1
-
 #: Called with every event; the flag is True for the launcher's stderr. What it returns is a time in seconds after which the job
 #: is to be ended if it has not ended by itself, or None. What it raises ends the job.
 Observer = Callable[[frames.Event, bool], float | None]
 
 
-def run(command: Command, base: Mapping[str, str], on_event: Observer, *, grace_s: float = 0.0) -> int:
+def run(
+    command: Command,
+    base: Mapping[str, str],
+    on_event: Observer,
+    *,
+    grace_s: float = 0.0,
+    on_signal: Callable[[], None] = lambda: None,
+) -> int:
     """Start the command, hand on its output and our signals, wait, and return an exit code as a shell counts it (128 + signal).
 
     SIGINT, SIGTERM and SIGHUP end the job politely, a second signal at once. After the polite end the launcher has
     ``PATIENCE_S``, or longer where its ranks have: ``grace_s``. Signals that were ignored when we
     started (``nohup``, or a script's ``&``) stay ignored. When this process is killed, the launcher gets SIGTERM by the kernel.
+    ``on_signal`` is called at the first signal, before it is handed on: what is known then, the signal has not caused.
     """
     write_files(command.files)
     patience_s = max(PATIENCE_S, grace_s + _LAUNCHERS_OWN_S)
-    with Forwarding(patience_s) as forwarding:  # before the start: a signal in between must not leave a launcher without us
+    with Forwarding(
+        patience_s, on_signal
+    ) as forwarding:  # before the start: a signal in between must not leave a launcher without us
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -52,7 +59,7 @@ def run(command: Command, base: Mapping[str, str], on_event: Observer, *, grace_
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=dies_with_us(),
+                preexec_fn=processes.dies_with_us(),
             )
         except OSError as error:
             raise HvdtrainError(
@@ -62,9 +69,10 @@ def run(command: Command, base: Mapping[str, str], on_event: Observer, *, grace_
             forwarding.attach(process)
             with ending_after_us(process.pid, patience_s):
                 _forward(process, on_event, patience_s)
-                code = process.wait()
         finally:
-            end(process, patience_s)
+            end(process.pid, patience_s)
+            forwarding.detach()  # once it is reaped, its number may be another's
+            code = process.wait()
     if forwarding.received is not None:
         return 128 + forwarding.received
     return 128 - code if code < 0 else code
@@ -99,10 +107,12 @@ def _watch(reads: int, group: int, patience_s: float) -> NoReturn:
     os.closerange(reads + 1, 1 << 16)
     if os.read(reads, 1) == b"":
         end_at = time.monotonic() + patience_s
-        _signal_group(group, signal.SIGTERM)
-        while _signal_group(group, 0) and time.monotonic() < end_at:
+        processes.signal_group(group, signal.SIGTERM)
+        while processes.signal_group(group, 0):
+            if time.monotonic() > end_at:
+                processes.signal_group(group, signal.SIGKILL)
+                break
             time.sleep(0.05)
-        _signal_group(group, signal.SIGKILL)
     os._exit(0)
 
 
@@ -124,8 +134,8 @@ class Forwarding(AbstractContextManager["Forwarding"]):
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self, patience_s: float = PATIENCE_S) -> None:
-        self._patience_s = patience_s
+    def __init__(self, patience_s: float = PATIENCE_S, on_signal: Callable[[], None] = lambda: None) -> None:
+        self._patience_s, self._on_signal = patience_s, on_signal
         self._process: subprocess.Popen[bytes] | None = None
         self._stack = ExitStack()
         self.received: int | None = None
@@ -134,6 +144,9 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         self._process = process
         if self.received is not None:
             self._end_politely(process)
+
+    def detach(self) -> None:
+        self._process = None
 
     def __enter__(self) -> Forwarding:
         for number in (*self.SIGNALS, signal.SIGALRM):
@@ -151,29 +164,37 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         again = self.received is not None
         if number != signal.SIGALRM and not again:
             self.received = number
+            self._on_signal()
         if self._process is None:
             return
         if again or number == signal.SIGALRM:
-            _signal_group(self._process.pid, signal.SIGKILL)
+            processes.signal_group(self._process.pid, signal.SIGKILL)
         else:
             self._end_politely(self._process)
 
     def _end_politely(self, process: subprocess.Popen[bytes]) -> None:
-        process.send_signal(signal.SIGTERM)
+        os.kill(process.pid, signal.SIGTERM)
         signal.setitimer(signal.ITIMER_REAL, self._patience_s)
 
 
 def _forward(process: subprocess.Popen[bytes], on_event: Observer, patience_s: float) -> None:
-    """Until both streams end; a process that the launcher left behind may hold them open, so not long after it is gone."""
+    """Until the launcher is gone and both streams end; what it left behind may hold them open, so not long after it is gone."""
     assert process.stdout is not None
     assert process.stderr is not None
     gone_at, end_at = 0.0, math.inf
-    with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
+    with selectors.DefaultSelector() as selector, process.stdout, process.stderr, ExitStack() as stack:
+        exited = os.pidfd_open(process.pid)
+        stack.callback(os.close, exited)
+        selector.register(exited, selectors.EVENT_READ)
         for stream, is_error in ((process.stdout, False), (process.stderr, True)):
             os.set_blocking(stream.fileno(), False)
             selector.register(stream, selectors.EVENT_READ, (frames.Decoder(), is_error))
         while selector.get_map():
             for key, _ in selector.select(timeout=0.1):
+                if key.fd == exited:
+                    gone_at = time.monotonic()
+                    selector.unregister(exited)
+                    continue
                 decoder, is_error = key.data
                 data = os.read(key.fd, 65536)
                 for event in decoder.feed(data) if data else decoder.close():
@@ -182,43 +203,20 @@ def _forward(process: subprocess.Popen[bytes], on_event: Observer, patience_s: f
                         end_at = min(end_at, time.monotonic() + wait_s)
                 if not data:
                     selector.unregister(key.fileobj)
-            if not gone_at and process.poll() is not None:
-                gone_at = time.monotonic()
             if time.monotonic() > end_at and not gone_at:
-                end(process, patience_s)
+                end(process.pid, patience_s)
             if gone_at and time.monotonic() - gone_at > _DRAIN_S:
                 break
 
 
-def end(process: subprocess.Popen[bytes], patience_s: float = PATIENCE_S) -> None:
-    """End what is left of the process and its group: politely, so that it can end other hosts' ranks, then by force."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(timeout=patience_s)
-        except subprocess.TimeoutExpired:
-            pass
-    _signal_group(process.pid, signal.SIGKILL)
-    process.wait()
+def end(pid: int, patience_s: float = PATIENCE_S) -> None:
+    """End what is left of a child of ours and its group: politely, so that it can end other hosts' ranks, then by force.
 
-
-def _signal_group(group: int, number: int) -> bool:
-    """Whether there was anybody to hear it."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def dies_with_us(number: int = signal.SIGTERM) -> Callable[[], None]:
-    """For ``preexec_fn``: the kernel sends ``number`` to the child when this thread's process is gone, even by SIGKILL."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(128 + number)
-
-    return prepare
+    It is not reaped here: until it is, its number is its own and its group's.
+    """
+    if not processes.has_ended(pid):
+        os.kill(pid, signal.SIGTERM)
+        end_at = time.monotonic() + patience_s
+        while not processes.has_ended(pid) and time.monotonic() < end_at:
+            time.sleep(0.02)
+    processes.signal_group(pid, signal.SIGKILL)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hvdtrain.launch import Host, failures, place
@@ -17,15 +18,27 @@ class Watch:
 
     Args:
         hosts: the plan; ranks that start elsewhere mean that the launcher did not read it. None: there is no plan (elastic).
+        errors: where ranks leave their last words, if they do.
+        job: the name of this job in them; those of other jobs are left alone.
     """
 
-    def __init__(self, hosts: Sequence[Host] | None) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[Host] | None,
+        errors: Path | None = None,
+        job: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._errors, self._job, self._clock = errors, job, clock
         self._has_plan = hosts is not None
         self._planned = [(slot.host.name, slot.node_rank) for slot in place(hosts or ())]
         self._started: dict[int, str] = {}
         #: whether a rank has failed by itself
         self.any_failed = False
-        self._ended: dict[int, Ended] = {}
+        self._ended: dict[int, Ended] = {}  # in the order in which we heard of it
+        self._began_at: float | None = None
+        self._ended_at: dict[int, float] = {}
+        self._before_signal: list[Failure] | None = None
         self._notes: list[str] = []
         self._last_line: dict[int, str] = {}
 
@@ -35,9 +48,11 @@ class Watch:
                 self._last_line[rank] = text
             case Started(rank=rank, host=host):
                 self._started[rank] = host
-            case Ended(rank=rank, info=info):
+                self._began_at = self._clock() if self._began_at is None else self._began_at
+            case Ended(rank=rank):
                 self._ended[rank] = event
-                self.any_failed |= bool(info.get("code")) and not info.get("told")
+                self._ended_at[rank] = self._clock()
+                self.any_failed |= _is_failure(event)
             case Note(text=text) if text.strip():
                 self._notes = [*self._notes[-_NOTES_KEPT + 1 :], text]
             case _:
@@ -62,19 +77,51 @@ class Watch:
             return f"hosts seen: 1 of {len(planned)} planned ({', '.join(seen)})"
         return ""
 
-    def failures(self, errors: Path | None, since: float) -> list[Failure]:
-        """The earliest first: from what the relays said, and from the files that ranks wrote to ``errors`` after ``since``."""
+    def signalled(self) -> None:
+        """A signal is about to end the job: what is said from now on is its consequence."""
+        self._before_signal = self._found(with_files=not self._started)  # reading files may take long, and relays told us all
+
+    @property
+    def was_signalled(self) -> bool:
+        return self._before_signal is not None
+
+    def failures(self) -> list[Failure]:
+        """The earliest first. Not those of ranks that were told to end, and not those that a signal caused."""
+        return self._found(with_files=True) if self._before_signal is None else self._before_signal
+
+    def _found(self, *, with_files: bool) -> list[Failure]:
+        """From what the relays said; where they did not, or had no last words, from the files that the ranks wrote."""
         found: dict[int, Failure] = {}
         for rank, ended in self._ended.items():
-            if ended.info.get("code") and (ended.info.get("phase") or not ended.info.get("told")):
-                failure = Failure.from_record(
-                    {"time": 0, **ended.info, "rank": rank, "host": ended.info.get("host") or ended.host}
-                )
-                found[rank] = failure.with_code(int(ended.info["code"])).with_last_line(self._last_line.get(rank, ""))
-        for failure in failures.read(errors) if errors is not None else []:
-            if failure.time >= since and (failure.rank not in found or not found[failure.rank].phase):
-                found[failure.rank] = failure
+            if _is_failure(ended):
+                record = {"time": 0, **ended.info, "rank": rank, "host": ended.info.get("host") or ended.host}
+                failure = Failure.from_record(record).with_code(int(ended.info["code"]))
+                found[rank] = failure.with_last_line(self._last_line.get(rank, ""))
+        for failure in failures.read(self._errors, self._job) if with_files and self._errors is not None else []:
+            rank = failure.rank
+            if rank not in self._ended or (rank in found and not found[rank].phase):
+                found[rank] = failure
+        if found and all(failure.is_consequence for failure in found.values()):
+            found.update(self._ending())
         return failures.earliest_first(list(found.values()))
+
+    def _ending(self) -> dict[int, Failure]:
+        """Ranks that had told of an exception when they were told to end: with Gloo, a rank that fails waits for the others."""
+        return {
+            rank: Failure(rank, float(ended.info.get("time") or 0), ended.host, error=str(ended.info["said"]))
+            for rank, ended in self._ended.items()
+            if ended.info.get("told") and ended.info.get("said")
+        }
+
+    def left_early(self) -> list[str]:
+        """Ranks that ended with exit code 0 before the first one that failed or had to be told to end."""
+        early: list[str] = []
+        for rank, ended in self._ended.items():
+            if ended.info.get("code") or ended.info.get("told"):
+                return early
+            after_s = self._ended_at[rank] - (self._began_at or self._ended_at[rank])
+            early.append(f"rank {rank} on {ended.host} (after {after_s:.1f} s)")
+        return early if self.silent() else []  # all have ended well, or nobody knows better
 
     def silent(self) -> list[str]:
         """Ranks that started and whose end was never reported: their host, or the way to it, is gone."""
@@ -87,3 +134,8 @@ class Watch:
 
     def never_started(self) -> list[str]:
         return [f"rank {rank} on {name}" for rank, (name, _) in enumerate(self._planned) if rank not in self._started]
+
+
+def _is_failure(ended: Ended) -> bool:
+    """Whether the rank failed by itself."""
+    return bool(ended.info.get("code")) and not ended.info.get("told")

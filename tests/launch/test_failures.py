@@ -9,7 +9,7 @@ from hvdtrain.launch import failures
 from hvdtrain.launch.failures import Failure
 
 FIRST = Failure(1, 10.0, "node2", "train", "ValueError: loss is nan", "lower the rate", "Traceback ...\n  line", 1)
-LATER = Failure(0, 10.5, "node1", "reduce", "HorovodInternalError: shut down\nmore", exit_code=3)
+LATER = Failure(0, 10.5, "node1", "reduce", "OSError: no space left\nmore", exit_code=3)
 
 
 def test_the_earliest_is_told_in_full_and_the_others_in_one_line() -> None:
@@ -19,8 +19,28 @@ def test_the_earliest_is_told_in_full_and_the_others_in_one_line() -> None:
         "    Traceback ...\n"
         "      line\n"
         "\n"
-        "rank 0 on node1: HorovodInternalError: shut down"
+        "rank 0 on node1: OSError: no space left"
     )
+
+
+BYSTANDERS = (
+    "HorovodInternalError: [/tmp/third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error [10.0.0.2]:1234: Connection reset",
+    "exit code 1: horovod.common.exceptions.HorovodInternalError: Broken pipe",
+    "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks",
+)
+
+
+def test_ranks_that_only_miss_another_one_are_no_cause_even_if_their_clocks_say_they_were_first() -> None:
+    missing = [Failure(rank, 1.0, "node1", error=error, exit_code=1) for rank, error in enumerate(BYSTANDERS, 2)]
+    found = failures.earliest_first([*missing, LATER, FIRST])
+    assert found[0] is FIRST
+    assert failures.report(found).splitlines()[-2:] == [
+        "rank 0 on node1: OSError: no space left",
+        "ranks 2, 3, 4 stopped because another rank was gone",
+    ]
+    alone = failures.report(missing[:2]).splitlines()
+    assert alone[0].startswith("rank 2 on node1 failed first: HorovodInternalError: ")
+    assert alone[1:] == ["rank 3 stopped because another rank was gone"]
 
 
 def test_a_thousand_ranks_do_not_fill_the_screen() -> None:
@@ -31,16 +51,21 @@ def test_a_thousand_ranks_do_not_fill_the_screen() -> None:
     assert max(map(len, lines[1:])) < 200
 
 
-def test_records_are_read_and_a_damaged_one_hides_nothing(tmp_path: Path) -> None:
-    (tmp_path / "rank-0.json").write_text(json.dumps({"rank": 0, "time": 10.5, "host": "node1", "error": "b", "exit_code": 3}))
-    (tmp_path / "rank-1.json").write_text(
-        json.dumps({"rank": 1, "time": 10.0, "host": "node2", "error": "a", "exit_code": None})
-    )
-    (tmp_path / "rank-2.json").write_text('{"rank": 2, "ti')
-    (tmp_path / "rank-3.json").write_text('["what?"]')
-    found = failures.read(tmp_path)
+def test_the_records_of_this_job_are_read_and_a_damaged_one_hides_nothing(tmp_path: Path) -> None:
+    """Whatever the hosts' clocks say: the first record is a day old."""
+    records = [
+        {"rank": 0, "job": "a1", "time": 10.5, "host": "node1", "error": "b", "exit_code": 3},
+        {"rank": 1, "job": "a1", "time": 10.0 - 86400, "host": "node2", "error": "a", "exit_code": None},
+        {"rank": 2, "job": "a0", "time": 9.0, "error": "another job's"},
+        {"rank": 3, "time": 9.0, "error": "nobody's"},
+    ]
+    for record in records:
+        (tmp_path / f"rank-{record['rank']}.json").write_text(json.dumps(record))
+    (tmp_path / "rank-4.json").write_text('{"rank": 4, "ti')
+    (tmp_path / "rank-5.json").write_text('["what?"]')
+    found = failures.read(tmp_path, "a1")
     assert [(failure.rank, failure.error) for failure in found] == [(1, "a"), (0, "b")]
-    assert failures.read(tmp_path / "nothing") == []
+    assert failures.read(tmp_path / "nothing", "a1") == []
 
 
 def test_the_exit_code_is_the_first_ranks_and_never_zero_after_a_failure() -> None:

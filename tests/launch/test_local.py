@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.launch import Host, Job, start_argv
+from hvdtrain.launch import GRACE_S, Host, Job, start_argv
 from hvdtrain.launch.local import Local, rank_environment
 from hvdtrain.launch.rendezvous import serve
 from hvdtrain.world import World
@@ -20,8 +20,9 @@ from hvdtrain.world import World
 LOCAL = Local(start_argv(sys.executable))
 
 
-def popen(np: int, script: str) -> subprocess.Popen[str]:
-    command = LOCAL.command(Job(("/bin/sh", "-c", script), (Host("localhost", np),), np, controller="gloo"))
+def popen(np: int, script: str, grace_s: float = GRACE_S) -> subprocess.Popen[str]:
+    job = Job(("/bin/sh", "-c", script), (Host("localhost", np),), np, controller="gloo", grace_s=grace_s)
+    command = LOCAL.command(job)
     return subprocess.Popen(command.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -54,6 +55,20 @@ def test_a_signal_ends_all_ranks(trap: str, tmp_path: Path) -> None:
     running.send_signal(signal.SIGTERM)
     running.communicate(timeout=10)
     assert running.returncode == (137 if trap else 143)
+
+
+def test_a_signal_during_the_start_reaches_the_ranks_that_are_started_later_too(tmp_path: Path) -> None:
+    """Ranks that end with 0 when they are told: none of them fails, which would end the others."""
+    script = f"trap 'kill $!; exit 0' TERM; touch {tmp_path}/$HOROVOD_RANK; sleep 60 & wait"
+    running = popen(40, script, grace_s=10)
+    while not list(tmp_path.iterdir()):
+        assert running.poll() is None
+        time.sleep(0.001)
+    started = time.monotonic()
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=20)
+    assert running.returncode in (0, 143)  # 143: one was told before it had its trap
+    assert time.monotonic() - started < 8
 
 
 def test_the_store_gives_back_what_was_put_and_says_404_before() -> None:

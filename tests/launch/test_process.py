@@ -107,6 +107,25 @@ def test_the_observer_can_set_a_time_for_the_end() -> None:
     assert 0.4 < time.monotonic() - started < 5
 
 
+def test_a_launcher_that_closes_its_output_is_waited_for() -> None:
+    assert run(Command(("/bin/sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 7"))) == 7
+
+
+def test_what_is_known_at_a_signal_is_asked_for_before_the_launcher_hears_of_it() -> None:
+    seen: list[str] = []
+
+    def on_event(event: frames.Event, is_error: bool) -> None:
+        assert isinstance(event, frames.Note)
+        seen.append(event.text)
+        if event.text == "ready":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    script = "trap 'echo told; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    code = process.run(Command(("/bin/sh", "-c", script)), os.environ, on_event, on_signal=lambda: seen.append("signal"))
+    assert code == 143
+    assert seen == ["ready", "signal", "told"]
+
+
 def test_files_are_written_before_the_start(tmp_path: Path) -> None:
     path = tmp_path / "launch" / "hosts"
     assert run(Command(("/bin/sh", "-c", f"grep -q 'a:2' {path}"), files={str(path): "a:2\n"})) == 0

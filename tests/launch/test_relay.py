@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from hvdtrain.launch import START_FILE, Host, Job, frames, relay, start_argv
-from hvdtrain.launch.frames import Ended, Line, Started
+from hvdtrain.launch.frames import Ended, Line, Started, words_line
 
 START = [*start_argv(sys.executable), "relay"]
 QUIET = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
@@ -94,6 +93,14 @@ def test_pieces_of_a_line_are_one_line_and_progress_is_marked() -> None:
     ]
 
 
+def test_output_without_an_end_of_line_is_shown_before_it_fills_the_memory() -> None:
+    writer = "import os\nfor _ in range(30000): os.write(1, b'x' * 104)\nos.write(1, b'end')"
+    code, events = finish(popen(sys.executable, "-c", writer))
+    assert code == 0
+    assert "".join(text for _, text in lines(events)) == "x" * 3_120_000 + "end"
+    assert max(len(text) for _, text in lines(events)) < 1_200_000
+
+
 def test_four_ranks_that_write_in_pieces_give_whole_lines() -> None:
     writer = (
         "import os, sys\n"
@@ -118,14 +125,41 @@ def test_the_exit_code_and_the_reason_are_told(script: str, code: int) -> None:
     assert info["error"].startswith("exit code 7: ValueError: two" if code == 7 else f"killed by signal {code - 128} (SIG")
 
 
-def test_the_ranks_own_last_words_win_and_an_earlier_runs_are_forgotten(tmp_path: Path) -> None:
-    record = {"rank": 1, "phase": "train", "error": "ValueError: x", "exit_code": 2}
-    (tmp_path / "rank-1.json").write_text(json.dumps({"error": "of yesterday"}))
-    _, events = sh("exit 3", rank=1, more=("--errors", str(tmp_path)))
-    assert ended(events)["error"] == "exit code 3"
-    script = f"echo '{json.dumps(record)}' > {tmp_path}/rank-1.json; exit 3"
-    _, events = sh(script, rank=1, more=("--errors", str(tmp_path)))
-    assert {**record, "code": 3}.items() <= ended(events).items()
+WORDS = {"rank": 1, "phase": "train", "error": "ValueError: x", "traceback": "Traceback\n  line \x1e", "exit_code": 2}
+
+
+def say(record: Mapping[str, Any], folder: Path) -> str:
+    """What a rank's shell says as its last words, behind what somebody else has begun to write."""
+    (folder / "words").write_text(words_line(record))
+    return f"printf 'loading 10%%' >&2; cat {folder}/words >&2"
+
+
+def test_the_ranks_own_last_words_win_and_are_not_output(tmp_path: Path) -> None:
+    code, events = sh(f"{say(WORDS, tmp_path)}; echo Error >&2; exit 3", rank=1)
+    assert code == 3
+    assert {**WORDS, "code": 3, "told": 0}.items() <= ended(events).items()
+    assert lines(events) == [("err", "loading 10%"), ("err", "Error")]
+
+
+def test_last_words_that_are_torn_are_output(tmp_path: Path) -> None:
+    torn = words_line(WORDS)[:40]
+    (tmp_path / "torn").write_text(f"{torn}\n")
+    code, events = sh(f"cat {tmp_path}/torn >&2; exit 3")
+    assert (code, ended(events)["code"]) == (3, 3)
+    assert lines(events) == [("err", torn.replace("\x1e", "?"))]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_rank_that_failed_before_it_was_told_to_end_has_failed(before: bool, tmp_path: Path) -> None:
+    """As one that has aborted the job: its launcher tells it to end, too, before it is gone."""
+    record = {**WORDS, "time": time.time() + (0 if before else 1000)}
+    script = f"{say(record, tmp_path)}; trap 'exit 3' TERM; echo $$ > {tmp_path}/rank; while :; do sleep 0.05; done"
+    running = popen("/bin/sh", "-c", script)
+    wait_for(tmp_path / "rank")
+    running.send_signal(signal.SIGTERM)
+    code, events = finish(running)
+    assert code == 3
+    assert ended(events)["told"] == (0 if before else signal.SIGTERM)
 
 
 def test_a_program_that_is_not_there_is_named_with_its_folder() -> None:
@@ -143,24 +177,49 @@ def test_arguments_and_environment_arrive_unchanged() -> None:
     assert lines(events) == [("out", ascii(hard)), ("out", ascii(list(env.values())))]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, "close"])
-def test_however_the_launcher_goes_the_rank_and_its_children_go_too(how: signal.Signals | str, tmp_path: Path) -> None:
-    """Children that left the session (daemons, loader workers) included."""
-    script = f"setsid sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/rank; while :; do sleep 0.1; done"
+def relay_below(pid: int) -> int:
+    """The relay itself, below its keeper."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+@pytest.mark.parametrize("how", ["end", "kill the keeper", "kill the relay", "close"])
+def test_however_it_goes_the_rank_and_its_children_go_too(how: str, tmp_path: Path) -> None:
+    """Children that left the session (daemons, loader workers) included, with an environment of their own."""
+    script = f"setsid env -i sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/rank; while :; do sleep 0.1; done"
     running = popen("/bin/sh", "-c", script)
     pids = [int(wait_for(tmp_path / name)) for name in ("child", "rank")]
-    if isinstance(how, signal.Signals):
-        running.send_signal(how)
-    assert running.stdout is not None
-    assert running.stderr is not None
-    running.stdout.close()
-    running.stderr.close()
+    if how == "close":
+        assert running.stdout is not None
+        running.stdout.close()
+    elif how == "end":
+        running.terminate()
+    else:
+        os.kill(running.pid if how == "kill the keeper" else relay_below(running.pid), signal.SIGKILL)
     running.wait(timeout=10)
     assert gone(pids[1], 3)
-    if how != signal.SIGKILL:  # nobody is left then to look for what the rank itself detached
-        assert gone(pids[0], 3)
-    else:
-        os.kill(pids[0], signal.SIGKILL)
+    assert gone(pids[0], 3)
+    for stream in (running.stdout, running.stderr):
+        assert stream is not None
+        stream.close()
+
+
+def test_a_relay_that_was_killed_is_told_as_the_ranks_end(tmp_path: Path) -> None:
+    running = popen("/bin/sh", "-c", f"echo $$ > {tmp_path}/rank; exec sleep 1000")
+    wait_for(tmp_path / "rank")
+    os.kill(relay_below(running.pid), signal.SIGKILL)
+    code, events = finish(running)
+    assert code == 137
+    assert ended(events)["error"].startswith("its relay was killed by signal 9")
+    assert ended(events)["told"] == 0
+
+
+def test_signals_without_a_meaning_of_ours_reach_the_rank(tmp_path: Path) -> None:
+    running = popen("/bin/sh", "-c", f"trap 'exit 5' USR1; echo $$ > {tmp_path}/rank; while :; do sleep 0.05; done")
+    wait_for(tmp_path / "rank")
+    running.send_signal(signal.SIGUSR1)
+    code, events = finish(running)
+    assert code == 5
+    assert ended(events)["told"] == 0
 
 
 def test_when_the_launchers_daemon_is_killed_the_kernel_tells_the_relay(tmp_path: Path) -> None:
@@ -212,9 +271,9 @@ def test_a_refused_rank_says_so_and_starts_nothing() -> None:
 
 def test_wrapping_a_job_is_pure_and_keeps_its_argv() -> None:
     job = Job(("train", "a b", ""), (Host("a", 2, devices=(0, 3)), Host("b", 1)), 3)
-    wrapped = relay.wrap(job, start=("/py", "/pkg/start.py"), errors="runs/r/errors", share_devices=True)
+    wrapped = relay.wrap(job, start=("/py", "/pkg/start.py"), share_devices=True)
     assert wrapped.argv == (
-        *("/py", "/pkg/start.py", "relay", "--slots", "2,1", "--errors", "runs/r/errors", "--devices", "0,3;"),
+        *("/py", "/pkg/start.py", "relay", "--slots", "2,1", "--devices", "0,3;"),
         *("--share-devices", "--", "train", "a b", ""),
     )
     assert (wrapped.tagged, job.tagged) == (True, False)

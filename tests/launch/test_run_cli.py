@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.cli import main
+from hvdtrain.rundir import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -180,6 +183,72 @@ def test_a_failed_program_is_a_failed_job_with_its_code(script: str, code: int, 
     script = f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then {script}; fi; sleep 60'
     assert main(["run", "-np", "2", "--launcher", "mpirun", "--", "sh", "-c", script]) == code
     assert "Error: " in capfd.readouterr().err
+
+
+#: Fails as ``hvdtrain train`` does, with last words: rank 1 at once if argv says so, the others when they are told to end.
+FAILS = """
+import os, signal, sys, time
+from hvdtrain.launch.frames import words_line
+
+def fail(*_):
+    print("failing\\n", end="", flush=True)
+    sys.stderr.write(words_line({"time": time.time(), "phase": "train", "error": "ValueError: mine", "exit_code": 5}))
+    sys.stderr.flush()
+    time.sleep(0.5)
+    os._exit(5)
+
+signal.signal(signal.SIGTERM, fail)
+if sys.argv[1] == "before" and os.environ["HOROVOD_RANK"] == "1":
+    fail()
+print("ready\\n", end="", flush=True)
+time.sleep(60)
+"""
+
+ENDS = {
+    "before": (5, "rank 1 on {host} failed first in phase 'train': ValueError: mine"),
+    "after": (130, "the job was ended by a signal (SIGINT)"),
+}
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("when", ENDS)
+def test_a_signal_is_the_cause_unless_a_rank_had_failed_before(when: str) -> None:
+    words = ["run", "-np", "2", "--gloo", "--grace", "4", "--", sys.executable, "-c", FAILS, when]
+    running = subprocess.Popen([sys.executable, "-m", "hvdtrain", *words], stdout=-1, stderr=-1, text=True)
+    assert running.stdout is not None
+    awaited = {"before": "[0 {host}] failing\n", "after": "[1 {host}] ready\n"}[when].format(host=socket.gethostname())
+    for line in running.stdout:
+        if line == awaited:
+            running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    code, message = ENDS[when]
+    assert running.returncode == code, said
+    assert f"Error: {message.format(host=socket.gethostname())}\n" in said
+    assert ("ValueError" in said) == (when == "before")
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_rank_that_leaves_before_the_others_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    program = "import os; from mpi4py import MPI; MPI.COMM_WORLD.rank and os._exit(0); MPI.COMM_WORLD.barrier()"
+    assert main(["run", "-np", "2", "--launcher", "mpirun", "--", sys.executable, "-c", program]) != 0
+    assert re.search(
+        r"rank 1 on \S+ \(after \d+\.\d s\) ended with exit code 0 while the others went on\n", capfd.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("words", [("--log-dir", "logs"), ("-H", "localhost:2", "--include", "localhost:1")])
+def test_what_only_the_relay_can_do_is_refused_without_it(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *words, "--no-relay", "--dry-run", "--", "true"]) == 2
+    assert "needs the relay, and --no-relay leaves it out" in capsys.readouterr().err
+
+
+def test_a_run_directory_that_another_job_holds_is_left_as_it_is(_here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: PT019
+    with RunDir(_here / "run").claim():
+        before = {path: path.read_text() for path in (_here / "run").rglob("*")}
+        assert main(["run", "-np", "2", "recipe.py", "--run-dir", "run"]) == 2
+        assert "the run directory run is in use by process " in capsys.readouterr().err
+        assert {path: path.read_text() for path in (_here / "run").rglob("*")} == before
 
 
 @pytest.mark.usefixtures("_here")

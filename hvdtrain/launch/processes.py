@@ -1,0 +1,113 @@
+"""Processes as Linux sees them: groups, descendants, who dies with whom. Standard library only; used on every host."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Set
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+#: how often what is left is killed: a process that forks while it is looked for is found the next time
+_ROUNDS = 50
+
+_prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def die_with_parent(number: int) -> None:
+    """The kernel sends us this signal when the thread that started us is gone, even by SIGKILL."""
+    _prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def dies_with_us(number: int = signal.SIGTERM, *more: Callable[[], object]) -> Callable[[], None]:
+    """For ``preexec_fn``: the child gets this signal when we are gone, and does what else is to be done before it starts."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent(number)
+        if os.getppid() != parent:
+            os._exit(128 + number)
+        for do in more:
+            do()
+
+    return prepare
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become our children instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def signals_wait(numbers: Set[int]) -> Iterator[Callable[[], None]]:
+    """While this is open, these signals wait for ``sigwait``: a loop that takes them one by one has no handler to race with.
+
+    Yields what lets a child have them again (for ``preexec_fn``, or after a fork).
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    try:
+        yield let_through
+    finally:
+        let_through()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child of ours is gone. It is not reaped, so its number is not given to another process yet."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def signal_group(group: int, number: int) -> bool:
+    """Whether there was anybody to hear it."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def kill_descendants(keep: int = 0) -> None:
+    """End what is left below us; for one that adopts orphans, also what left its session.
+
+    ``keep`` is a child that is waited for elsewhere, where its exit code is wanted.
+    """
+    for _ in range(_ROUNDS):
+        below = descendants(os.getpid())
+        if not below:
+            return
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            if pid != keep:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> list[int]:
+    """Live ones; a child that has ended and is still to be waited for does not count."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        parent = queue.pop()
+        try:
+            children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        except OSError:
+            children = []
+        found += [child for child in children if is_alive(child)]
+        queue += children
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process with this number runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,50 @@
+"""Processes as the kernel sees them. With real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from hvdtrain.launch import processes
+
+#: Adopts what its child leaves behind, and ends it.
+ADOPTS = """
+import os, subprocess, sys
+from hvdtrain.launch import processes
+processes.adopt_orphans()
+subprocess.run(["/bin/sh", "-c", "setsid sleep 1000 & setsid sh -c 'sleep 1000 & exec sleep 1000' & sleep 0.2"])
+print(len(processes.descendants(os.getpid())))
+processes.kill_descendants()
+print(len(processes.descendants(os.getpid())))
+"""
+
+
+def test_what_left_its_session_and_lost_its_parent_is_found_and_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", ADOPTS], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["3", "0"]
+
+
+def test_a_child_that_has_ended_keeps_its_number_until_it_is_waited_for() -> None:
+    child = subprocess.Popen(["/bin/sleep", "1000"])
+    assert not processes.has_ended(child.pid)
+    child.kill()
+    deadline = time.monotonic() + 10
+    while not processes.has_ended(child.pid):
+        assert time.monotonic() < deadline
+    assert processes.has_ended(child.pid)
+    assert not processes.is_alive(child.pid)
+    os.kill(child.pid, 0)
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_signals_wait_for_us_and_reach_a_child() -> None:
+    with processes.signals_wait({signal.SIGUSR1}) as let_through:
+        child = subprocess.Popen(["/bin/sleep", "1000"], preexec_fn=processes.dies_with_us(signal.SIGKILL, let_through))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
+        child.send_signal(signal.SIGUSR1)
+        assert child.wait(timeout=10) == -signal.SIGUSR1
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
