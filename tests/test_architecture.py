@@ -19,6 +19,7 @@ FLOORS = {
     "cli": 4,
     "": 4,  # hvdtrain/__init__.py and __main__.py: the face of the package
     "trainer": 3,
+    "torch": 3,
     "worker": 3,
     "adapters": 3,
     "comm": 2,
@@ -56,11 +57,13 @@ FLOORS = {
 HOMES = {
     "torch": {
         "adapters.torch",
+        "adapters.torch_loop",
         "adapters.torch_metrics",
         "adapters.torch_norm",
         "adapters.torch_reducer",
         "adapters.torch_state",
         "comm.horovod",
+        "data.torch",
         "torch",
     },
     "tensorflow": {"adapters.keras", "adapters.keras_reducer", "adapters.keras_norm", "comm.horovod"},

@@ -122,12 +122,8 @@ class TorchAdapter:
         return means
 
     def settle(self) -> None:
-        if self._reducer is not None and (tensors := norms.statistics(self.model)):
-            hvd = self._reducer.hvd
-            flat = torch.cat([tensor.flatten() for tensor in tensors])
-            mean = hvd.allreduce(flat, op=hvd.Average, name="batch norm/moving statistics")
-            for tensor, part in zip(tensors, mean.split([tensor.numel() for tensor in tensors]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+        if self._reducer is not None:
+            norms.average_statistics(self.model, self._reducer.hvd)
 
     @torch.no_grad()
     def eval_step(self, batch: Any) -> Means:

@@ -34,8 +34,15 @@ def without_samples(model: torch.nn.Module) -> Iterator[None]:
             forward.counting = 1.0
 
 
-def statistics(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The moving statistics that a rank gathers from its own samples alone."""
+def average_statistics(model: torch.nn.Module, hvd: Any) -> None:
+    """Collective. Give all ranks the mean of the moving statistics that each gathers from its own samples alone."""
+    if tensors := _own_statistics(model):
+        mean = hvd.allreduce(torch.cat([tensor.flatten() for tensor in tensors]), op=hvd.Average, name="batch norm/moving")
+        for tensor, part in zip(tensors, mean.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def _own_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
     own = [
         module
         for module in model.modules()

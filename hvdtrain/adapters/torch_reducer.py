@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hvdtrain.errors import UsageError
-from hvdtrain.horovod import require
+from hvdtrain.horovod import require, start
 from hvdtrain.update import Update
 
 
@@ -24,7 +26,7 @@ class GradientReducer:
         require("torch")
         import horovod.torch as hvd
 
-        hvd.init()
+        start.init(hvd)
         update.check_size(hvd.size())
         self.hvd = hvd
         self._op = hvd.Adasum if update.op == "adasum" else hvd.Sum
@@ -35,7 +37,7 @@ class GradientReducer:
         self._named = list(model.named_parameters())
         self._sparse = _sparse_weights(model)
         self._trainable: tuple[bool, ...] = ()
-        self._dense: list[tuple[str, torch.nn.Parameter]] = []
+        self.not_finite: list[str] = []
         self._wrapper: Any = None
 
     def begin(self, passes: int) -> None:
@@ -49,26 +51,35 @@ class GradientReducer:
         if passes != self._wrapper.backward_passes_per_step:
             self._wrapper.set_backward_passes_per_step(passes)
 
-    def finish(self, units: float = 0.0) -> float:
+    def finish(self, units: float = 0.0, sums: Mapping[str, torch.Tensor] | None = None) -> float:
         """Collective. Wait for the sums of the gradients, and return that of ``units``.
+
+        ``sums`` has the sum of this rank's own gradient of a parameter; ``not_finite`` then names the parameters for which
+        some rank's is not finite.
 
         A gradient that some ranks lack counts as zero there; one that all lack stays None. Horovod would make the latter
         zero too, and weight decay and momentum then move parameters that no rank used.
         """
+        names = [name for name, parameter in self._named if parameter.requires_grad]
         parameters = [parameter for _, parameter in self._named if parameter.requires_grad]
         used = [float(parameter.grad is not None) for parameter in parameters]
         facts = torch.tensor([*used, units], dtype=torch.float64)
+        if sums:  # what is not finite stays so when it is added up
+            own = torch.stack([sums.get(name, facts.new_zeros(())).detach().double().cpu() for name in names])
+            facts[:-1] += own * 0.0
         handle = self.hvd.allreduce_async_(facts, op=self.hvd.Sum, name="gradient/used", process_set=self._set)
         sparse = [
             (parameter, self._gather(name, parameter))
             for name, parameter in self._named
             if parameter.requires_grad and id(parameter) in self._sparse
         ]
-        self._wrapper.synchronize()
+        with start.shutdown_explained():
+            self._wrapper.synchronize()
         for parameter, (indices, values) in sparse:
             rows, elements = self.hvd.synchronize(indices), self.hvd.synchronize(values)
             parameter.grad = torch.sparse_coo_tensor(rows[None], elements, parameter.shape, check_invariants=False).coalesce()
         *ranks, total = self.hvd.synchronize(handle).tolist()
+        self.not_finite = [name for name, count in zip(names, ranks, strict=True) if not math.isfinite(count)]
         for parameter, count in zip(parameters, ranks, strict=True):
             if not count:
                 parameter.grad = None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.comm import Numbers, Op
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.horovod import require
+from hvdtrain.horovod import require, start
 from hvdtrain.world import World
 
 
@@ -35,7 +35,7 @@ class HorovodCommunicator:
             import tensorflow as tf
 
             to_tensor = tf.constant
-        hvd.init()
+        start.init(hvd)
         if (hvd.size(), hvd.rank()) != (world.size, world.rank):
             raise HvdtrainError(
                 f"{world.source} says rank {world.rank} of {world.size}, Horovod says rank {hvd.rank()} of {hvd.size()}",

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-import hvdtrain
+import hvdtrain.torch
 from hvdtrain import lr
 from hvdtrain.adapters.torch import TorchAdapter
 from hvdtrain.comm.connect import connect
@@ -243,28 +244,95 @@ CASES: dict[str, Callable[[], hvdtrain.Recipe]] = {
 }
 
 
+def loop(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    data: Any = None,
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = F.cross_entropy,
+    batch_size: int = BATCH,
+    accumulate: int = 1,
+    clip: float | None = None,
+    scale: bool = False,
+    count: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> list[np.ndarray]:
+    """A loop as users write it, with their own clipping and their own scaler."""
+    tensors = [torch.as_tensor(array) for array in data or arrays(SAMPLES)]
+    loader: Any = DataLoader(TensorDataset(*tensors), batch_size, shuffle=True, num_workers=0)
+    model, optimizer, loader = hvdtrain.torch.prepare(model, optimizer, loader, accumulate=accumulate, seed=5)
+    before = _arrays(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scale)
+    steps = 0
+    while steps < STEPS:
+        for number, (inputs, target) in enumerate(loader):
+            if number % accumulate == 0:
+                optimizer.zero_grad()
+            with torch.autocast("cpu", torch.float16, enabled=scale):
+                value = loss(model(inputs), target) / accumulate
+            if count is not None:
+                hvdtrain.torch.count(optimizer, count(target))
+            scaler.scale(value).backward()
+            if (number + 1) % accumulate and number + 1 < len(loader):
+                continue
+            scaler.unscale_(optimizer)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+            steps += 1
+            if steps == STEPS:
+                break
+    hvdtrain.torch.check(model, optimizer)
+    return before + _arrays(model)
+
+
+def loop_over_tokens() -> list[np.ndarray]:
+    model = Words(sparse=True)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # a batch of nothing but padding has the loss 0
+        return token_loss(output, target) if bool((target != -100).any()) else output.sum() * 0.0
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    return loop(model, optimizer, data=sentences(), loss=loss, count=lambda target: (target != -100).sum(), batch_size=8)
+
+
+#: feature -> a user's own loop, which gives the model's state before and after
+LOOPS: dict[str, Callable[[], list[np.ndarray]]] = {
+    "own loop, clipped": lambda: loop(model := mlp(), sgd(model), clip=0.1),
+    "own loop, 4 passes an update": lambda: loop(model := mlp(), sgd(model), accumulate=4),
+    "own loop, batches of 2": lambda: loop(model := mlp(), sgd(model, lr=0.02), batch_size=2),
+    # From a scale that does not overflow: how many updates do hangs on the samples that a rank's own loss is a mean over.
+    "own loop, float16, clipped": lambda: loop(model := mlp(), sgd(model), scale=True, clip=0.5),
+    "own loop, mean over tokens": loop_over_tokens,
+    "own loop, branches": lambda: loop(model := Heads(), sgd(model, weight_decay=0.1), batch_size=5),
+}
+
+
 def train(name: str, comm: Any) -> list[np.ndarray]:
     """The model's state after 20 steps of a case, after its state before them."""
     torch.manual_seed(comm.world.rank)  # the initial broadcast has to make the ranks equal
+    if name in LOOPS:
+        return LOOPS[name]()
     made = CASES[name]()
     trainer = Trainer(made, comm, options=Options(max_steps=STEPS))
     trainer.prepare()
     if name == "unequal shares":
         weights = tuple(range(comm.world.size, 0, -1))
         trainer.loader = replace(trainer.loader, share=Share.weighted(comm.world.rank, weights))
-    before = _state(made)
+    model = made.adapter.model  # type: ignore[attr-defined]
+    before = _arrays(model)
     trainer.fit()
-    return before + _state(made)
+    return before + _arrays(model)
 
 
-def _state(made: hvdtrain.Recipe) -> list[np.ndarray]:
-    return [tensor.detach().clone().numpy() for tensor in made.adapter.model.state_dict().values()]  # type: ignore[attr-defined]
+def _arrays(model: nn.Module) -> list[np.ndarray]:
+    return [tensor.detach().clone().numpy() for tensor in model.state_dict().values()]
 
 
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     comm = connect(hvdtrain.World.from_env(), "torch")
-    for name in CASES:
+    for name in [*CASES, *LOOPS]:
         np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
     comm.close()
 
