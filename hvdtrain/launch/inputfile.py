@@ -39,7 +39,7 @@ def _all(descriptor: int, idle_s: float) -> bytes:
     while len(data) <= MAX_BYTES:
         # A pipe that nobody has opened for writing yet looks like one that has ended, except to poll.
         if not poll.poll(wait_ms):
-            raise OSError(errno.ETIMEDOUT, f"nothing came through it for {idle_s:g} s, and its end neither")
+            raise OSError(errno.ETIMEDOUT, f"nothing came through it for {idle_s:g} s, and it did not end")
         try:
             chunk = os.read(descriptor, 2**20)
         except BlockingIOError:

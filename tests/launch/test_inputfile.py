@@ -37,7 +37,7 @@ def test_a_pipe_that_falls_silent_is_an_error_and_no_hang(fifo: Path, said: byte
         os.write(end, said)
     with pytest.raises(OSError) as caught:
         inputfile.read(fifo, idle_s=0.05)
-    assert caught.value.strerror == "nothing came through it for 0.05 s, and its end neither"
+    assert caught.value.strerror == "nothing came through it for 0.05 s, and it did not end"
     if said is not None:
         os.close(end)
 
