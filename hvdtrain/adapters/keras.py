@@ -9,7 +9,10 @@ from __future__ import annotations
 import errno
 import math
 import shutil
+import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.adapters import batch_pair, refuse_sum
+from hvdtrain.adapters import batch_pair, blame, keras_norm, refuse_sum
+from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.comm import Communicator
-from hvdtrain.errors import UsageError
-from hvdtrain.horovod import require
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.metrics import Mean, Means
+from hvdtrain.update import Update
 
 #: a figure of (targets, outputs), in Keras' order: a value a sample, or their mean
 Figure = Callable[[Any, Any], Any]
+
+
+@dataclass
+class _Plan:
+    """What is traced for one choice of trainable variables (layers may be frozen and unfrozen between steps)."""
+
+    variables: list[Any]
+    #: numbers of the variables that get a gradient on some rank; None until the ranks have agreed
+    used: list[int] | None = None
+    #: the step, by whether it sets the random streams
+    steps: dict[bool, _Traced] = field(default_factory=dict)
 
 
 class KerasAdapter:
@@ -32,14 +47,25 @@ class KerasAdapter:
 
     Args:
         model: a built model (with an ``Input``).
-        optimizer: a Keras optimizer or its name.
+        optimizer: a Keras optimizer or its name. Under float16 it is put into a ``LossScaleOptimizer``.
         loss: a Keras loss (an object, a function of (targets, outputs), or a name): a value a sample, or their mean.
-        metrics: functions of (targets, outputs) by name, for example ``keras.metrics.sparse_categorical_accuracy``.
+        metrics: by name, functions of (targets, outputs), for example ``keras.metrics.sparse_categorical_accuracy``, or
+            ``keras.metrics.Metric`` objects, which are evaluated on the validation data only.
+        update: how a batch becomes one update. ``precision`` sets the dtype policy of the model's float32 layers;
+            layers that have a mixed policy of their own keep it.
     """
 
     framework = "tensorflow"
 
-    def __init__(self, model: Any, optimizer: Any, *, loss: str | Figure, metrics: Mapping[str, Figure] | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        *,
+        loss: str | Figure,
+        metrics: Mapping[str, Any] | None = None,
+        update: Update = Update(),  # noqa: B008 - a frozen value
+    ) -> None:
         if keras.backend.backend() != "tensorflow":
             raise UsageError(
                 f"KerasAdapter needs Keras on TensorFlow, the backend is {keras.backend.backend()!r}",
@@ -54,63 +80,109 @@ class KerasAdapter:
         if not model.trainable_variables:
             raise UsageError(f"the model {model.name!r} has no trainable variable", "set layer.trainable = True on some layer")
         _check_metrics(metrics)
-        self.model = model
-        self.optimizer = keras.optimizers.get(optimizer)
+        self.model, self.update = model, update
+        self._layers = list(model._flatten_layers())
+        _set_precision(self._layers, update.precision)
+        self._generators = [g for layer in self._layers for g in getattr(layer, "_seed_generators", ())]
+        self.optimizer = _with_loss_scale(keras.optimizers.get(optimizer), self._layers)
         self.optimizer.build(model.trainable_variables)
+        self._known = {id(variable) for variable in model.trainable_variables}
         self._loss: Figure = keras.losses.get(loss)
         refuse_sum(self._loss)
-        self.figures = {"loss": self._loss, **(metrics or {})}
+        given = dict(metrics or {})
+        self.objects = {name: metric for name, metric in given.items() if isinstance(metric, keras.metrics.Metric)}
+        self.figures = {"loss": self._loss, **{name: given[name] for name in given if name not in self.objects}}
         self.owns_state = True
-        self._reduce: Callable[[list[Any]], list[Any]] = list
-        self._train, self._evaluate = _Traced(self._traced_train), _Traced(self._traced_evaluate)
+        self._synced = [n for n in keras_norm.layers(model) if update.sync_batch_norm or n.synchronized]
+        if self._synced and update.micro_batch_size is not None:
+            raise UsageError(
+                f"the layer {self._synced[0].name!r} is synchronized and micro_batch_size is set: "
+                "a micro-batch would be normalised by itself",
+                "leave out one of them",
+            )
+        self._moments: keras_norm.SyncedMoments | None = None
+        self._reducer = Reducer(update)
+        self._plans: dict[tuple[bool, ...], _Plan] = {}
+        self._evaluate = _Traced(self._traced_evaluate)
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
         self.owns_state = comm.world.is_primary
+        self.update.check_size(comm.world.size)
         if comm.world.size > 1:
-            require("tensorflow")
-            import horovod.tensorflow as hvd
-
-            hvd.init()
-            self._hvd = hvd
-            self._reduce = self._allreduce
+            self._hvd = self._reducer.connect(comm.world.rank, comm.world.size)
+            if self._synced:
+                place = self._reducer.rank, self._reducer.size
+                self._moments = keras_norm.SyncedMoments(self._synced, self._reducer.sum, *place)
 
     def sync(self, root: int = 0) -> None:
         if self._comm.world.size == 1:
             return
-        for number, variable in enumerate(self._variables()):
+        for number, (_, variable) in enumerate(self._named()):
             name = f"state.{number}"
-            if variable.dtype in ("uint32", "uint64"):  # the state of random generators; Horovod carries no such type
+            if variable.dtype in ("uint32", "uint64"):  # Horovod carries no such type
                 variable.assign(self._comm.broadcast(variable.value.numpy(), name=name, root=root))
             else:
                 variable.assign(self._hvd.broadcast(variable.value, root_rank=root, name=name))
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        for kind, owner in (("model", self.model), ("optimizer", self.optimizer)):
-            for variable in owner.variables:
-                yield f"{kind}/{variable.path}", variable.value.numpy()
+        for name, variable in self._named():
+            array = variable.value.numpy()
+            yield name, array.view(np.uint16) if variable.dtype == "bfloat16" else array
 
     def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         if lr is not None:
             self._set_lr(lr)
         inputs, targets, count = self._tensors(batch)
-        return self._means(self._train(inputs, targets, tf.constant(weight, tf.float32)), count)
+        plan = self._plan()
+        factor = tf.constant(self.update.factor(weight, self._reducer.size), tf.float32)
+        seeds = tf.constant(_seeds(seed, len(self._generators)) if seed is not None else np.zeros((0, 2)), tf.int64)
+        seeded = seed is not None and bool(self._generators)
+        if seeded not in plan.steps:
+            plan.steps[seeded] = _Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
+        norm, totals, counted = plan.steps[seeded](inputs, targets, factor, seeds)
+        if not math.isfinite(float(norm)):
+            self._not_finite(plan, seeded, inputs, targets, factor, seeds)
+        if not count:
+            return dict.fromkeys(self.figures, Mean())
+        means = {name: Mean(total, count) for name, total in zip(self.figures, totals, strict=True)}
+        return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
 
     def settle(self) -> None:
-        pass
-
-    def eval_end(self) -> Mapping[str, float]:
-        return {}
+        if self._comm.world.size == 1:
+            return
+        own = [variable for layer in self._layers for variable in layer._non_trainable_variables]
+        moving = list({id(v): v for v in own if v.dtype.startswith(("float", "bfloat"))}.values())
+        if not moving:
+            return
+        arrays = [variable.value.numpy().astype(np.float64) for variable in moving]
+        # In float64 the mean of equal float32 is exactly that value: what does not differ is not changed.
+        flat = self._comm.allreduce(np.concatenate([array.reshape(-1) for array in arrays]), name="moving statistics")
+        flat /= self._comm.world.size
+        for variable, array in zip(moving, arrays, strict=True):
+            variable.assign(flat[: array.size].reshape(array.shape))
+            flat = flat[array.size :]
 
     def eval_step(self, batch: Any) -> Means:
         inputs, targets, count = self._tensors(batch)
         if not count:
             return dict.fromkeys(self.figures, Mean())
-        return self._means(self._evaluate(inputs, targets), count)
+        outputs, totals = self._evaluate(inputs, targets)
+        for metric in self.objects.values():
+            metric.update_state(targets, outputs)
+        return {name: Mean(total, count) for name, total in zip(self.figures, totals, strict=True)}
+
+    def eval_end(self) -> Mapping[str, float]:
+        values: dict[str, float] = {}
+        for name, metric in self.objects.items():
+            values |= reduced_result(name, metric, self._comm)
+            metric.reset_state()
+        return values
 
     def save(self, directory: Path) -> None:
         # HDF5 ends the whole process when the disk runs full under it (seen with h5py 3.14), so ask first.
-        needed = sum(math.prod(variable.shape) * 8 for variable in self._variables()) + (1 << 16)
+        variables = [*self.model.variables, *self.optimizer.variables]
+        needed = sum(math.prod(variable.shape) * 8 for variable in variables) + (1 << 16)
         if shutil.disk_usage(directory).free < needed:
             raise OSError(errno.ENOSPC, f"no space for {needed:,} bytes", str(directory))
         self.model.save_weights(directory / "model.weights.h5")
@@ -124,54 +196,158 @@ class KerasAdapter:
             for number, variable in enumerate(self.optimizer.variables):
                 variable.assign(saved[f"arr_{number}"])
 
-    def _traced_train(self, inputs: Any, targets: Any, weight: Any) -> list[Any]:
-        variables = self.model.trainable_variables
-        used: list[int] = []
+    def _plan(self) -> _Plan:
+        key = tuple(variable.trainable for variable in self.model.variables)
+        if key not in self._plans:
+            variables = self.model.trainable_variables
+            late = next((variable for variable in variables if id(variable) not in self._known), None)
+            if late is not None:
+                raise UsageError(
+                    f"{late.path} is trained now, and was frozen when the optimizer was made",
+                    "make the adapter while all layers that will ever train are trainable, and freeze them afterwards",
+                )
+            self._plans[key] = _Plan(variables)
+        return self._plans[key]
 
-        def learn() -> tuple[list[Any], list[Any]]:
-            with tf.GradientTape() as tape:
-                outputs = self.model(inputs, training=True)
-                loss = tf.reduce_mean(self._loss(targets, outputs))  # a loss given as a function has a value a sample
-                if self.model.losses:  # regularisation: the weights of all ranks add up to 1, so it counts once
-                    loss += tf.add_n([tf.cast(term, loss.dtype) for term in self.model.losses])
-                # An optimizer that scales the loss divides the gradients again in apply, after its look for infinities.
-                weighted = self.optimizer.scale_loss(loss * tf.cast(weight, loss.dtype))
-            gradients = tape.gradient(weighted, [variable.value for variable in variables])
-            used.extend(number for number, gradient in enumerate(gradients) if gradient is not None)
-            return [tf.convert_to_tensor(gradients[number]) for number in used], self._values(targets, outputs, loss)
+    def _traced_train(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
+        gradients, counted, totals = self._local(plan, seeded, inputs, targets, factor, seeds)
+        variables = [plan.variables[number] for number in plan.used or ()]
+        if not variables:
+            return tf.constant(0.0), totals, counted
+        gradients, norm = self._reducer(gradients, counted if self.update.count else None, self._scale())
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            self.optimizer.apply(gradients, variables)  # leaves out by itself what is not finite, and lowers the scale
+        else:
+            tf.cond(tf.math.is_finite(norm), lambda: _done(self.optimizer.apply(gradients, variables)), lambda: False)
+        return norm, totals, counted
 
-        def idle() -> tuple[list[Any], list[Any]]:
-            """A rank without samples: zeros for the sum, and no figures (their count is 0)."""
-            return [tf.zeros_like(variables[number].value) for number in used], [tf.zeros(()) for _ in self.figures]
+    def _local(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
+        """This rank's gradients times what it counts for, that number, and the sums of the figures."""
+        if seeded:
+            for generator, state in zip(self._generators, tf.unstack(seeds, len(self._generators)), strict=True):
+                generator.state.assign(tf.cast(state, generator.state.dtype))
+        if self._moments is not None:  # every rank must run every layer, without samples too
+            self._moments.begin()
+            return self._learn(plan, inputs, targets, factor)
+        if self.update.micro_batch_size is not None:
+            return self._accumulate(plan, inputs, targets, factor, self.update.micro_batch_size)
 
-        gradients, values = tf.cond(tf.shape(tf.nest.flatten(targets)[0])[0] > 0, learn, idle)
-        self.optimizer.apply(self._reduce(gradients), [variables[number] for number in used])
-        return list(values)
+        def idle() -> Any:
+            zeros = [tf.zeros_like(plan.variables[number].value) for number in plan.used or ()]
+            return zeros, tf.constant(0.0), [tf.constant(0.0) for _ in self.figures]
 
-    def _traced_evaluate(self, inputs: Any, targets: Any) -> list[Any]:
-        outputs = self.model(inputs, training=False)
-        return self._values(targets, outputs, self._loss(targets, outputs))
+        return tf.cond(_length(targets) > 0, lambda: self._learn(plan, inputs, targets, factor), idle)
 
-    def _allreduce(self, gradients: list[Any]) -> list[Any]:
-        # Named by position, not by TensorFlow, whose names count traces and would differ between ranks.
-        return [
-            self._hvd.allreduce(gradient, op=self._hvd.Sum, name=f"gradient.{number}", ignore_name_scope=True)
-            for number, gradient in enumerate(gradients)
+    def _learn(self, plan: _Plan, inputs: Any, targets: Any, factor: Any) -> Any:
+        number = tf.cast(_length(targets), tf.float32)
+        counted = number if self.update.count is None else tf.cast(self.update.count(targets), tf.float32)
+        active = (number > 0) & (counted > 0)
+        guarded = self._moments is not None or self.update.count is not None
+        if self._moments is not None:
+            self._moments.active = active
+        if self.update.count is not None:
+            factor = self.update.prescale * counted
+        with tf.GradientTape() as tape:
+            outputs = _as_float32(self.model(inputs, training=True))
+            loss = tf.reduce_mean(self._loss(targets, outputs))  # a loss given as a function has a value a sample
+            if self.model.losses:  # regularisation: the weights of all ranks add up to 1, so it counts once
+                loss += tf.add_n([tf.cast(term, loss.dtype) for term in self.model.losses])
+            # Weighted before the backward pass, where synchronised layers add up what the ranks send back.
+            weighted = loss * tf.cast(factor, loss.dtype)
+            if guarded:
+                weighted = tf.where(active, weighted, tf.zeros_like(weighted))
+            # An optimizer that scales the loss divides the gradients again in apply, after its look for infinities.
+            scaled = self.optimizer.scale_loss(weighted)
+        found = tape.gradient(scaled, [variable.value for variable in plan.variables])
+        used = self._agree(plan, [number for number, gradient in enumerate(found) if gradient is not None])
+        gradients = []
+        for place in used:
+            value = plan.variables[place].value
+            gradient = tf.zeros_like(value) if found[place] is None else tf.convert_to_tensor(found[place])
+            gradient = tf.ensure_shape(gradient, value.shape)
+            gradients.append(tf.where(active, gradient, tf.zeros_like(gradient)) if guarded else gradient)
+        means = self._values(targets, outputs, loss)
+        sums = [mean * number for mean in means]
+        if self.update.count is not None:
+            sums[0] = means[0] * counted
+        if guarded:
+            sums = [tf.where(active, total, tf.zeros_like(total)) for total in sums]
+        return gradients, counted, sums
+
+    def _accumulate(self, plan: _Plan, inputs: Any, targets: Any, factor: Any, size: int) -> Any:
+        """The same as ``_learn``, in pieces of ``size`` samples; ranks may have different numbers of them, or none."""
+        number = _length(targets)
+        zeros = [tf.zeros_like(variable.value) for variable in plan.variables]
+
+        def piece(start: Any, sums: list[Any], counted: Any, totals: list[Any]) -> Any:
+            stop = tf.minimum(start + size, number)
+            part_inputs, part_targets = tf.nest.map_structure(lambda tensor: tensor[start:stop], (inputs, targets))
+            share = tf.cast(stop - start, tf.float32) / tf.cast(number, tf.float32)
+            gradients, more, added = self._learn(plan, part_inputs, part_targets, factor * share)
+            for place, gradient in zip(plan.used or (), gradients, strict=True):
+                sums[place] += gradient
+            return stop, sums, counted + more, [total + value for total, value in zip(totals, added, strict=True)]
+
+        begin = (tf.constant(0), zeros, tf.constant(0.0), [tf.constant(0.0) for _ in self.figures])
+        _, sums, counted, totals = tf.while_loop(lambda start, *_: start < number, piece, begin)
+        return [sums[place] for place in plan.used or ()], counted, totals
+
+    def _agree(self, plan: _Plan, found: list[int]) -> list[int]:
+        """Collective when the step is traced for the first time. A gradient that no rank has is not applied."""
+        if plan.used is None:
+            with tf.init_scope():
+                everyone = self._comm.allgather(found, name="training step/used variables")
+            plan.used = sorted({number for theirs in everyone for number in theirs})
+        if late := set(found) - set(plan.used):
+            raise HvdtrainError(
+                f"{plan.variables[min(late)].path} gets a gradient from a batch of another shape, and got none before",
+                "a model must use the same variables in every step",
+            )
+        return plan.used
+
+    def _scale(self) -> Any:
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            return self.optimizer.dynamic_scale.value
+        return tf.constant(self.optimizer.loss_scale_factor or 1.0, tf.float32)
+
+    def _not_finite(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> None:
+        """Collective. Raise what went wrong on which rank, unless it is an overflow that a lower scale may mend."""
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) and float(self.optimizer.dynamic_scale.value) >= 1:
+            return
+        if self.update.process_sets:  # the other sets know nothing of it
+            raise HvdtrainError("the gradients of this process set are not finite", "lower the learning rate or check the data")
+        local = tf.function(lambda *tensors: self._local(plan, seeded, *tensors), autograph=False)
+        gradients, _, totals = local(inputs, targets, factor, seeds)
+        bad = [
+            plan.variables[number].path
+            for number, gradient in zip(plan.used or (), gradients, strict=True)
+            if not np.isfinite(gradient.numpy()).all()
         ]
+        blame(bad, float(totals[0]) / max(_count(targets), 1), socket.gethostname(), self._comm)
+
+    def _traced_evaluate(self, inputs: Any, targets: Any) -> Any:
+        outputs = _as_float32(self.model(inputs, training=False))
+        number = tf.cast(_length(targets), tf.float32)
+        return outputs, [value * number for value in self._values(targets, outputs, self._loss(targets, outputs))]
 
     def _values(self, targets: Any, outputs: Any, loss: Any) -> list[Any]:
         figures = {name: loss if name == "loss" else figure(targets, outputs) for name, figure in self.figures.items()}
         return [tf.reduce_mean(tf.cast(value, tf.float32)) for value in figures.values()]
 
-    def _means(self, values: list[Any], count: int) -> Means:
-        return {name: Mean.of(value, count) for name, value in zip(self.figures, values, strict=True)}
-
     def _tensors(self, batch: Any) -> tuple[Any, Any, int]:
         inputs, targets, count = batch_pair(batch)
         return tf.nest.map_structure(tf.convert_to_tensor, inputs), tf.nest.map_structure(tf.convert_to_tensor, targets), count
 
-    def _variables(self) -> list[Any]:
-        return [*self.model.variables, *self.optimizer.variables]
+    def _named(self) -> Iterator[tuple[str, Any]]:
+        """What must be the same on all ranks; random streams differ."""
+        streams = {id(generator.state) for generator in self._generators}
+        seen: Counter[str] = Counter()
+        for kind, owner in (("model", self.model), ("optimizer", self.optimizer)):
+            for variable in owner.variables:
+                if id(variable) not in streams:
+                    name = f"{kind}/{variable.path}"
+                    seen[name] += 1
+                    yield name if seen[name] == 1 else f"{name}#{seen[name]}", variable
 
     def _set_lr(self, lr: float) -> None:
         try:
@@ -183,13 +359,75 @@ class KerasAdapter:
             ) from None
 
 
+def reduced_result(name: str, metric: Any, comm: Communicator) -> dict[str, float]:
+    """Collective. What ``metric`` gives on the samples of all ranks; the same names everywhere, on ranks without samples too."""
+    mine = [(variable.aggregation, variable.value.numpy()) for variable in metric.variables]
+    everyone = comm.allgather(mine, name=f"metrics/{name}")
+    result = None
+    if len(mine) == max(map(len, everyone)):  # some metrics make their variables when they see the first sample
+        parts = [theirs for theirs in everyone if len(theirs) == len(mine)]
+        for variable, column in zip(metric.variables, zip(*parts, strict=True), strict=True):
+            arrays = [array for _, array in column]
+            how = column[0][0]
+            whole = arrays[0] if how == "only_first_replica" else sum(arrays[1:], arrays[0])
+            variable.assign(whole / len(arrays) if how == "mean" else whole)
+        result = _flat(name, metric.result())
+    return next(found for found in comm.allgather(result, name=f"metrics/{name}/result") if found is not None)
+
+
+def _flat(name: str, result: Any) -> dict[str, float]:
+    if isinstance(result, Mapping):
+        return {key: value for part in result for key, value in _flat(f"{name}/{part}", result[part]).items()}
+    array = np.asarray(keras.ops.convert_to_numpy(result))
+    if array.ndim == 0:
+        return {name: float(array)}
+    return {f"{name}/{number}": float(value) for number, value in enumerate(array.reshape(-1))}
+
+
+def _set_precision(layers: list[Any], precision: str) -> None:
+    if precision != "float32":
+        for layer in layers:
+            if layer.compute_dtype == "float32" and layer.variable_dtype == "float32":
+                layer.dtype_policy = f"mixed_{precision}"
+
+
+def _with_loss_scale(optimizer: Any, layers: list[Any]) -> Any:
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or optimizer.loss_scale_factor
+    if scales or all(layer.compute_dtype != "float16" for layer in layers):
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+def _seeds(seed: int, number: int) -> Any:
+    """A state of two numbers for each of ``number`` random streams, all different."""
+    words = np.random.SeedSequence(seed % (1 << 64)).generate_state(2 * number, np.uint32)
+    return words.reshape(number, 2).astype(np.int64)
+
+
+def _length(targets: Any) -> Any:
+    return tf.shape(tf.nest.flatten(targets)[0])[0]
+
+
+def _count(targets: Any) -> int:
+    return int(tf.nest.flatten(targets)[0].shape[0])
+
+
+def _as_float32(outputs: Any) -> Any:
+    def cast(output: Any) -> Any:
+        return tf.cast(output, tf.float32) if output.dtype in (tf.float16, tf.bfloat16) else output
+
+    return tf.nest.map_structure(cast, outputs)
+
+
+def _done(_: object) -> bool:
+    return True
+
+
 def _check_metrics(metrics: Any) -> None:
-    hint = 'give functions by name: metrics={"accuracy": keras.metrics.sparse_categorical_accuracy}'
+    hint = 'give them by name: metrics={"accuracy": keras.metrics.sparse_categorical_accuracy}'
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise UsageError(f"metrics must be a dict of functions, got a {type(metrics).__name__}", hint)
+        raise UsageError(f"metrics must be a dict of functions or keras.metrics objects, got a {type(metrics).__name__}", hint)
     for name, figure in (metrics or {}).items():
-        if isinstance(figure, keras.metrics.Metric):  # it adds up by itself, over training and validation alike
-            raise UsageError(f"the metric {name!r} is an object that keeps a state, {type(figure).__name__}", hint)
         if not callable(figure):
             raise UsageError(f"the metric {name!r} must be a function of (targets, outputs), got {figure!r}", hint)
 
@@ -215,5 +453,6 @@ class _Traced:
             pairs = zip(self._signature, given, strict=True)
             self._signature = [known.most_specific_common_supertype([spec]) or spec for known, spec in pairs]
         signature = tf.nest.pack_sequence_as(list(tensors), self._signature)
-        self._traced = tf.function(self._function, input_signature=signature)
+        # Without AutoGraph, as in Keras' own steps: it makes tracing slow, and fails on our calls between ranks.
+        self._traced = tf.function(self._function, input_signature=signature, autograph=False)
         return self._traced(*tensors)

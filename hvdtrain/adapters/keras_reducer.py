@@ -1,0 +1,129 @@
+"""From this rank's gradients to the one that is applied: one reduction over the ranks, then scaling and clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvdtrain.errors import UsageError
+from hvdtrain.horovod import require
+from hvdtrain.update import Update
+
+#: gradients up to this size share one buffer: a reduction costs about a millisecond, whatever its size
+_FUSED_ELEMENTS = 1 << 18
+
+
+class Reducer:
+    """Reduces gradients as an ``Update`` says. Without ``connect`` it is that of a single process."""
+
+    def __init__(self, update: Update) -> None:
+        self.update = update
+        #: ranks that reduce with each other
+        self.size = 1
+        #: this rank's place among them
+        self.rank = 0
+        self._allreduce: Callable[..., Any] | None = None
+
+    def connect(self, rank: int, size: int) -> Any:
+        """Collective. Start Horovod on ``size`` ranks; it is returned.
+
+        Raises:
+            HvdtrainError: it is not installed for TensorFlow, or these ranks cannot reduce so.
+        """
+        require("tensorflow")
+        import horovod.tensorflow as hvd
+
+        if self.update.process_sets and self.update.op == "adasum":
+            raise UsageError("op='adasum' and process_sets exclude each other: Horovod has it for all ranks only")
+        parts = self.update.process_sets if len(self.update.process_sets) > 1 else ()  # one part is all ranks
+        sets = [hvd.ProcessSet(list(ranks)) for ranks in parts]
+        if sets and hvd.is_initialized():
+            _add(hvd, sets)
+        else:
+            hvd.init(process_sets=sets or None)
+        ours = next((ranks for ranks in sets if ranks.included()), hvd.global_process_set)
+        self.size, self.rank = ours.size() if sets else size, ours.rank() if sets else rank
+
+        def allreduce(tensor: Any, name: str, op: Any = hvd.Sum) -> Any:
+            # Named by us, not by TensorFlow, whose names count traces and would differ between ranks.
+            return hvd.allreduce(tensor, op=op, name=name, ignore_name_scope=True, process_set=ours)
+
+        self._allreduce, self._op = allreduce, hvd.Adasum if self.update.op == "adasum" else hvd.Sum
+        return hvd
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        """Collective. The sum over the ranks that reduce with each other."""
+        return tensor if self._allreduce is None else self._allreduce(tensor, name)
+
+    def __call__(self, gradients: Sequence[Any], counted: Any, scale: Any) -> tuple[list[Any], Any]:
+        """Collective.
+
+        Args:
+            gradients: dense, already times what this rank counts for.
+            counted: what this rank counts for, where only the sum over ranks is the whole; None elsewhere.
+            scale: what the loss was multiplied with to keep small gradients in float16.
+
+        Returns:
+            gradients, still times ``scale``, and their global norm without it: not finite if any of them is not.
+        """
+        fused = self.update.op != "adasum"  # which weighs each tensor by itself
+        small = [n for n, gradient in enumerate(gradients) if fused and _is_small(gradient)]
+        large = [n for n in range(len(gradients)) if n not in set(small)]
+        pieces = [tf.reshape(gradients[n], [-1]) for n in small] + ([] if counted is None else [tf.reshape(counted, [1])])
+        buffers = [self._reduced(gradients[n], f"gradient.{n}") for n in large]
+        factor: Any = self.update.postscale
+        if pieces:
+            flat = self._reduced(tf.concat(pieces, 0), "gradients")
+            if counted is not None:
+                flat, total = flat[:-1], flat[-1]
+                factor = tf.math.divide_no_nan(tf.constant(factor, tf.float32), total)
+            buffers.append(flat)
+        buffers, norm = self._finish(buffers, factor, scale)
+        result: list[Any] = list(gradients)
+        if pieces:
+            split = tf.split(buffers.pop(), [gradients[n].shape.num_elements() for n in small])
+            for n, piece in zip(small, split, strict=True):
+                result[n] = tf.reshape(piece, gradients[n].shape)
+        for n, buffer in zip(large, buffers, strict=True):
+            result[n] = buffer
+        return result, norm
+
+    def _reduced(self, tensor: Any, name: str) -> Any:
+        return tensor if self._allreduce is None else self._allreduce(tensor, name, self._op)
+
+    def _finish(self, buffers: list[Any], factor: Any, scale: Any) -> tuple[list[Any], Any]:
+        if not (isinstance(factor, float) and factor == 1.0):
+            buffers = [buffer * tf.cast(factor, buffer.dtype) for buffer in buffers]
+        limit, most = self.update.clip_norm, self.update.clip_value
+        # In float64 where the gradients depend on it: hosts that add up in another order still get the same factor.
+        kind = tf.float32 if limit is None else tf.float64
+        squares = [tf.reduce_sum(tf.square(tf.cast(buffer, kind))) for buffer in buffers]
+        norm = tf.sqrt(tf.add_n(squares)) / tf.cast(scale, kind)
+        if limit is not None:
+            shrink = tf.minimum(tf.constant(1.0, kind), tf.math.divide_no_nan(tf.constant(limit, kind), norm))
+            shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink) + norm)  # of NaN it stays NaN
+            buffers = [buffer * tf.cast(shrink, buffer.dtype) for buffer in buffers]
+        if most is not None:
+            finite = tf.math.is_finite(norm)  # a clipped infinity would pass for a gradient
+            most = most * tf.cast(scale, tf.float32)
+            limits = [tf.cast(most, buffer.dtype) for buffer in buffers]
+            pairs = zip(buffers, limits, strict=True)
+            buffers = [tf.where(finite, tf.clip_by_value(buffer, -limit, limit), buffer) for buffer, limit in pairs]
+        return buffers, tf.cast(norm, tf.float32)
+
+
+def _is_small(gradient: Any) -> bool:
+    return bool(gradient.dtype == tf.float32 and gradient.shape.num_elements() <= _FUSED_ELEMENTS)
+
+
+def _add(hvd: Any, sets: list[Any]) -> None:
+    try:
+        for ranks in sets:
+            hvd.add_process_set(ranks)
+    except ValueError as error:
+        raise UsageError(
+            f"process_sets cannot be added to a Horovod that runs already: {error}",
+            "start the job with --env HOROVOD_DYNAMIC_PROCESS_SETS=1, or over MPI",
+        ) from None
