@@ -46,3 +46,11 @@ def test_no_warm_up_leaves_the_schedule_as_it_is(steps: int) -> None:
 @given(st.floats(1e-6, 10), st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 2000))
 def test_a_rate_is_never_outside_its_bounds(rate: float, steps: int, warm: int, step: int) -> None:
     assert 0 <= lr.warmup(lr.cosine(rate, steps), warm)(step) <= rate * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
+def test_the_rules_for_larger_batches(rule, factor):
+    assert lr.scale(rule, 256, 64) == factor
+    assert lr.scale(rule, 64, 64) == 1.0
+    schedule = lr.scaled(lr.warmup(lr.constant(0.1), 5), factor)
+    assert [schedule(step) for step in (0, 4, 12)] == pytest.approx([0.02 * factor, 0.1 * factor, 0.1 * factor])

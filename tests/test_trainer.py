@@ -17,7 +17,7 @@ from hvdtrain.config import Options
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
-from hvdtrain.trainer import Trainer
+from hvdtrain.trainer import Trainer, step_seed
 from hvdtrain.world import World
 from tests.support import recipes
 
@@ -263,3 +263,33 @@ def test_a_sample_that_fails_to_load_is_named():
     with pytest.raises(OSError, match="a bad disk") as caught:
         fit(replace(recipes.linear(), train=Items()))
     assert caught.value.__notes__ == ["while loading sample 77"]
+
+
+def test_the_learning_rate_grows_with_the_batch_by_the_rule_and_not_again_on_resume(tmp_path):
+    def rates(**options) -> list[float]:
+        recipe = replace(recipes.linear(), lr=lr.warmup(lr.constant(0.1), 5))
+        lines = fit(recipe, tmp_path, log_every=1, save_every=3, batch_size=256, lr_scale="sqrt", **options)[2]
+        return [values["train/lr"] for _, values in lines.lines if "train/lr" in values]
+
+    expected = [0.2 * min(1.0, (step + 1) / 5) for step in range(8)]
+    assert rates(max_steps=3) + rates(max_steps=8) == pytest.approx(expected)  # 256 instead of 64: sqrt(4)
+
+
+def test_a_rule_for_the_learning_rate_needs_one_in_the_recipe():
+    with pytest.raises(UsageError, match="--lr-scale linear scales the recipe's lr, and the recipe gives none"):
+        fit(lr_scale="linear")
+
+
+def test_a_share_on_one_process_is_the_whole_and_an_unknown_host_is_refused():
+    import socket
+
+    assert fit(share=f"{socket.gethostname()}=3", max_steps=2)[0].steps == 2
+    with pytest.raises(UsageError, match="no rank is on 'node9'"):
+        fit(share="node9=2")
+
+
+def test_random_layers_get_another_seed_at_each_step_and_rank_and_the_same_ones_again():
+    seeds = {step_seed(seed, step, rank) for seed in range(3) for step in range(20) for rank in range(4)}
+    assert len(seeds) == 240
+    assert step_seed(1, 7, 2) == step_seed(1, 7, 2)
+    assert all(0 <= seed < 2**63 for seed in seeds)
