@@ -43,6 +43,9 @@ def _slurm(environ: Mapping[str, str]) -> Hosts:
     names_in = "SLURM_JOB_NODELIST" if environ.get("SLURM_JOB_NODELIST") else "SLURM_NODELIST"
     hosts = hostfile.parse_option(environ[names_in], source=names_in).hosts
     tasks = environ.get("SLURM_TASKS_PER_NODE") or environ.get("SLURM_STEP_TASKS_PER_NODE")
+    per_node = environ.get("SLURM_NTASKS_PER_NODE", "")
+    if environ.get("SLURM_STEP_ID") and per_node.isdigit():  # in a step, the former is that of the step
+        tasks = f"{per_node}(x{len(hosts)})"
     if not tasks:
         return Hosts(hosts, names_in, (f"{names_in} without SLURM_TASKS_PER_NODE: one rank a node; ask for --ntasks-per-node",))
     try:

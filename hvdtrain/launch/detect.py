@@ -18,7 +18,7 @@ from hvdtrain.launch.jsrun import Jsrun
 from hvdtrain.launch.local import Local
 from hvdtrain.launch.mpi import Mpi, parse_version
 from hvdtrain.launch.mpirun import OpenMpi
-from hvdtrain.launch.srun import Srun, parse_pmi_list
+from hvdtrain.launch.srun import Srun, knows_overlap, parse_pmi_list
 
 LAUNCHERS = ("horovodrun", "mpirun", "srun", "jsrun", "local")
 
@@ -38,6 +38,7 @@ class Found:
     horovodrun: str = ""
     srun: str = ""
     pmi: str = ""
+    overlap: bool = False
     jsrun: str = ""
     allocated: tuple[str, ...] = ()
     ssh: str = ""
@@ -74,10 +75,10 @@ def look(environ: Mapping[str, str]) -> Found:
             problem = error.message
     system = "slurm" if environ.get("SLURM_JOB_ID") else "lsf" if environ.get("LSB_JOBID") else ""
     srun = shutil.which("srun", path=environ.get("PATH")) or ""
-    pmi = ""
+    pmi, overlap = "", False
     if srun and system == "slurm":
-        listed = subprocess.run([srun, "--mpi=list"], capture_output=True, text=True, timeout=30, check=False)
-        pmi = parse_pmi_list(listed.stdout + listed.stderr, mpi.kind if mpi else "openmpi")
+        pmi = parse_pmi_list(_ask(srun, "--mpi=list"), mpi.kind if mpi else "openmpi")
+        overlap = bool(environ.get("SLURM_STEP_ID")) and knows_overlap(_ask(srun, "--version"))
     return Found(
         environ=environ,
         mpi=mpi,
@@ -85,6 +86,7 @@ def look(environ: Mapping[str, str]) -> Found:
         horovodrun=find("horovodrun", environ),
         srun=srun,
         pmi=pmi,
+        overlap=overlap,
         jsrun=shutil.which("jsrun", path=environ.get("PATH")) or "",
         allocated=_allocated(environ) if system == "lsf" else (),
         ssh=shutil.which("ssh", path=environ.get("PATH")) or "",
@@ -92,6 +94,11 @@ def look(environ: Mapping[str, str]) -> Found:
         root=os.geteuid() == 0,
         here=frozenset({os.uname().nodename, os.uname().nodename.partition(".")[0]}),
     )
+
+
+def _ask(program: str, option: str) -> str:
+    done = subprocess.run([program, option], capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout + done.stderr
 
 
 def _allocated(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -170,7 +177,7 @@ def _build(name: str, found: Found) -> Launcher | None:
     if name == "horovodrun":
         return Horovodrun(found.horovodrun, found.mpi, tuple(sorted(found.environ.items())), found.ssh)
     if name == "srun":
-        return Srun(found.srun, found.pmi)
+        return Srun(found.srun, found.pmi, found.overlap)
     if name == "jsrun":
         return Jsrun(found.jsrun, found.allocated)
     if name == "local":

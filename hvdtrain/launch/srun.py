@@ -12,10 +12,14 @@ from hvdtrain.launch.limits import Limits
 
 @dataclass(frozen=True)
 class Srun:
-    """``pmi`` is the plugin that our MPI talks to (of ``srun --mpi=list``), empty for Slurm's default."""
+    """``pmi`` is the plugin that our MPI talks to (of ``srun --mpi=list``), empty for Slurm's default.
+
+    ``overlap``: we run in a step ourselves (``srun --pty``), and the new step would wait for the end of this one.
+    """
 
     path: str
     pmi: str = ""
+    overlap: bool = False
     name: str = "srun"
     limits: ClassVar[Limits] = Limits("srun", instead="Slurm knows its nodes by name: use the node's name")
 
@@ -44,6 +48,7 @@ class Srun:
             env["SLURM_HOSTFILE"] = path
             argv += ["--distribution=arbitrary"]
         argv += [f"--mpi={self.pmi}"] if self.pmi else []
+        argv += ["--overlap"] if self.overlap else []
         # A rank that fails ends the step; the relay counts threads by itself, so tasks are not bound to single CPUs.
         argv += ["--kill-on-bad-exit=1", "--cpu-bind=none"]
         argv += [f"--export={','.join(passed) or 'NONE'}"]
@@ -53,6 +58,12 @@ class Srun:
 def _slurms_order(name: str) -> list[tuple[int, str]]:
     """Slurm keeps its nodes in the order of their numbers, whatever the order in a node list."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def knows_overlap(text: str) -> bool:
+    """Whether the Slurm of which this is ``srun --version`` has ``--overlap``: from 20.11 on, before which steps shared CPUs."""
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return match is not None and (int(match[1]), int(match[2])) >= (20, 11)
 
 
 def parse_pmi_list(text: str, mpi_kind: str) -> str:

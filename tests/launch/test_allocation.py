@@ -15,6 +15,15 @@ ALLOCATIONS = {
         {"SLURM_JOB_NODELIST": "node[01-03],gpu1", "SLURM_TASKS_PER_NODE": "4(x3),2"},
         [("node01", 4), ("node02", 4), ("node03", 4), ("gpu1", 2)],
     ),
+    "slurm in a step": (
+        {
+            "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_TASKS_PER_NODE": "1",
+            "SLURM_STEP_ID": "0",
+            "SLURM_NTASKS_PER_NODE": "4",
+        },
+        [("n1", 4), ("n2", 4)],
+    ),
     "lsf pairs": ({"LSB_MCPU_HOSTS": "h1 3 h2 1"}, [("h1", 3), ("h2", 1)]),
     "lsf with a launch node": ({"LSB_MCPU_HOSTS": "batch1 1 h1 4 h2 4", "CSM_ALLOCATION_ID": "7"}, [("h1", 4), ("h2", 4)]),
     "lsf names": ({"LSB_HOSTS": "h1 h1 h1 h2"}, [("h1", 3), ("h2", 1)]),

@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Launcher, Job]] = {
     "intel": (Hydra(INTEL, "/usr/bin/ssh"), job(nics=("eth0",), ssh=OPTIONS)),
     "intel-many": (Hydra(INTEL, "/usr/bin/ssh"), job(MANY[:20])),
     "srun-equal": (Srun("/usr/bin/srun", "pmix"), job(EQUAL, nics=("eth0",))),
+    "srun-in-a-step": (Srun("/usr/bin/srun", "pmix", overlap=True), job(EQUAL)),
     "srun-unequal": (Srun("/usr/bin/srun"), job()),
     "jsrun": (Jsrun("/usr/bin/jsrun", ("node01", "node02")), job(EQUAL)),
     "jsrun-unequal": (Jsrun("/usr/bin/jsrun", ("node1", "node2")), job()),

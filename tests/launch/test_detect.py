@@ -12,7 +12,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch import Elastic, Host, Job, detect
 from hvdtrain.launch.detect import Found, choose
 from hvdtrain.launch.mpi import Mpi
-from hvdtrain.launch.srun import parse_pmi_list
+from hvdtrain.launch.srun import knows_overlap, parse_pmi_list
 
 OMPI = Mpi("openmpi", (4, 1, 8), "/env/bin/mpirun", "/env")
 MPICH = Mpi("mpich", (5, 0, 2), "/env/bin/mpirun", "/env")
@@ -85,6 +85,13 @@ PMI = {
 @pytest.mark.parametrize("text", PMI)
 def test_the_pmi_plugin_suits_the_mpi(text: str) -> None:
     assert (parse_pmi_list(text, "openmpi"), parse_pmi_list(text, "mpich")) == PMI[text]
+
+
+def test_slurm_has_overlapping_steps_from_20_11_on() -> None:
+    assert [knows_overlap(f"slurm{name}") for name in (" 20.11.0", "-wlm 22.05.8", " 23.02.1", " 20.02.7", " 19.05.5", "")] == [
+        *(True, True, True),
+        *(False, False, False),
+    ]
 
 
 def test_the_program_beside_this_python_comes_before_the_one_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,15 @@ def test_inside_an_allocation_srun_starts_the_ranks_where_slurm_put_them(
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == SHAPES[shape]
 
 
+def test_a_step_inside_a_step_does_not_wait_for_it(salloc: Salloc, tmp_path: Path) -> None:
+    """As from a shell that ``srun --pty`` gave."""
+    words = ["-N2", "-n4", "--ntasks-per-node=2", "srun", "-N1", "-n1", *RUN, "--", "hostname"]
+    done = salloc(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    hosts = ["[0 node1] node1", "[1 node1] node1", "[2 node2] node2", "[3 node2] node2"]
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("[")) == hosts
+
+
 def test_a_failed_task_ends_the_step_with_its_code(salloc: Salloc, tmp_path: Path) -> None:
     started = time.monotonic()
     words = [
