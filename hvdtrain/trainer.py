@@ -77,8 +77,10 @@ class Trainer:
         self.state = TrainState()
         #: what this rank is doing, for its last words
         self.phase = "setting up"
+        #: the recipe's own batch size, which its learning rate is for
+        self.base_batch_size = recipe.batch_size
         #: factor on the recipe's learning rate, by the rule of --lr-scale
-        self.lr_factor = lr.scale(self.options.lr_scale, self.recipe.batch_size, recipe.batch_size)
+        self.lr_factor = lr.scale(self.options.lr_scale, self.recipe.batch_size, self.base_batch_size)
         self.lr = _schedule(self.recipe, self.options.lr_scale, self.lr_factor)
         source = as_source(recipe.train)
         self.sampler = Sampler(len(source), self.recipe.batch_size, self.recipe.seed, self.recipe.shuffle)

@@ -162,6 +162,11 @@ def _greet(trainer: Trainer, run_dir: RunDir) -> None:
         f"{trainer.adapter.framework} on {ranks}: {trainer.sampler.num_samples:,} samples, "
         f"global batch {trainer.sampler.batch_size}, {epochs}, {trainer.total_steps} steps; files in {run_dir.path}"
     )
+    if trainer.options.lr_scale != "none":
+        say(
+            f"learning rate: the recipe's times {trainer.lr_factor:.4g} ({trainer.options.lr_scale} rule, "
+            f"batches of {trainer.recipe.batch_size} instead of {trainer.base_batch_size})"
+        )
     if state.step and state.step < trainer.total_steps:
         say(f"resuming at step {state.step}, epoch {state.epoch + 1}, after {state.position:,} samples of it")
 

@@ -22,14 +22,13 @@ def value(name: str, metric: Any, comm: Communicator) -> float:
     Raises:
         UsageError: its value is no single number.
     """
-    if comm.world.size > 1:
+    if comm.world.size > 1:  # what torchmetrics takes as arguments of a metric's constructor
         _fill_empty_lists(name, metric, comm)
-        metric.sync(dist_sync_fn=lambda tensor, group=None: _gather(tensor, name, comm), distributed_available=lambda: True)
+        metric.dist_sync_fn = lambda tensor, group=None: _gather(tensor, name, comm)
+        metric.distributed_available_fn = lambda: True
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*before the .*update.* method")  # a rank without samples
         result = metric.compute()
-    if metric._is_synced if hasattr(metric, "_is_synced") else False:
-        metric.unsync()
     metric.reset()
     if not isinstance(result, torch.Tensor) or result.numel() != 1:
         raise UsageError(f"the metric {name!r} gives {type(result).__name__}, not one number", "for example average='macro'")

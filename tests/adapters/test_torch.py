@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import hvdtrain
 from hvdtrain import checkpoint
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.state import TrainState
 from hvdtrain.world import World
+from tests.support import recipes
 
 torch = pytest.importorskip("torch")
 
@@ -104,3 +106,161 @@ def test_a_saved_model_loads_in_plain_pytorch_with_the_model_s_own_names(tmp_pat
     state = torch.load(tmp_path / "torch.pt", weights_only=True)["model"]
     torch.nn.Linear(3, 2).load_state_dict(state)
     assert list(state) == ["weight", "bias"]
+
+
+DATA = recipes.arrays(40, 3)
+
+
+def mlp(seed=0, *, norm=False):
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(recipes.FEATURES, 9), *([torch.nn.BatchNorm1d(9)] if norm else []), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(9, recipes.CLASSES))
+
+
+def by_hand(model, step, *, parts=(slice(0, 40),)):
+    """Five steps as the PyTorch documentation writes them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inputs, targets = (torch.as_tensor(array) for array in DATA)
+    for _ in range(5):
+        optimizer.zero_grad()
+        for part in parts:
+            loss = torch.nn.functional.cross_entropy(model(inputs[part]), targets[part])
+            (loss * len(inputs[part]) / 40).backward()
+        step(model)
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("update", "step", "parts"),
+    [
+        ({}, lambda model: None, (slice(0, 40),)),
+        ({"micro_batch_size": 15}, lambda model: None, (slice(0, 15), slice(15, 30), slice(30, 40))),
+        ({"clip_norm": 0.05}, lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05), (slice(0, 40),)),
+        ({"clip_value": 0.01}, lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01), (slice(0, 40),)),
+        ({"postscale": 0.5}, lambda model: [parameter.grad.mul_(0.5) for parameter in model.parameters()], (slice(0, 40),)),
+    ],
+)
+def test_an_update_is_what_pytorch_s_own_documentation_writes(update, step, parts):
+    expected = by_hand(mlp(), step, parts=parts)
+    model = mlp()
+    made = adapter(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        loss=torch.nn.functional.cross_entropy,
+        update=hvdtrain.Update(**update),
+    )
+    for _ in range(5):
+        made.train_step(DATA, lr=None, weight=1.0)
+    for mine, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(mine.detach(), wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_mean_over_what_is_counted_is_that_of_one_large_batch_in_any_pieces():
+    weights = torch.tensor([0.0, 3.0, 1.0, 0.5, 2.0])
+    losses = {"loss": torch.nn.CrossEntropyLoss(weight=weights)}
+    results = []
+    for size in (None, 7):
+        model = mlp()
+        update = hvdtrain.Update(count=lambda target: weights[target].sum(), micro_batch_size=size)
+        made = adapter(model, torch.optim.SGD(model.parameters(), lr=0.1), update=update, **losses)
+        means = [made.train_step(DATA, lr=None, weight=1.0)["loss"] for _ in range(3)]
+        assert means[0].count == pytest.approx(float(weights[torch.as_tensor(DATA[1])].sum()))
+        results.append([*model.parameters(), torch.tensor([mean.value for mean in means])])
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-7)
+
+
+def test_a_batch_of_which_nothing_counts_changes_nothing():
+    model = mlp()
+    made = adapter(
+        model,
+        loss=lambda output, target: torch.nn.functional.cross_entropy(output, target, ignore_index=0),
+        update=hvdtrain.Update(count=lambda target: (target != 0).sum()),
+    )
+    before = [parameter.clone() for parameter in model.parameters()]
+    made.train_step((DATA[0], np.zeros(40, np.int64)), lr=None, weight=1.0)  # the loss of no target is NaN
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_float16_leaves_out_updates_that_overflow_and_keeps_its_scale_in_checkpoints(tmp_path):
+    model = mlp()
+    made = adapter(
+        model,
+        loss=lambda output, target: 60 * torch.nn.functional.cross_entropy(output, target),
+        update=hvdtrain.Update(precision="float16"),
+    )
+    before = model[0].weight.clone()
+    made.train_step(DATA, lr=None, weight=1.0)
+    assert torch.equal(before, model[0].weight)
+    for _ in range(6):
+        made.train_step(DATA, lr=None, weight=1.0)
+    assert not torch.equal(before, model[0].weight)
+    scale = made._scaler.get_scale()
+    assert scale < 65536
+    made.save(tmp_path)
+    other = adapter(mlp(), update=hvdtrain.Update(precision="float16"))
+    other.load(tmp_path)
+    assert other._scaler.get_scale() == scale
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_gradient_that_is_not_finite_is_named_and_not_applied(precision):
+    model = mlp()
+    made = adapter(model, loss=torch.nn.functional.cross_entropy, update=hvdtrain.Update(precision=precision))
+    made.train_step(DATA, lr=None, weight=1.0)
+    before = [parameter.clone() for parameter in model.parameters()]
+    spoiled = (DATA[0].copy(), DATA[1])
+    spoiled[0][7] = np.nan
+
+    def train() -> None:
+        for _ in range(40):  # float16 first lowers its scale
+            made.train_step(spoiled, lr=None, weight=1.0)
+
+    with pytest.raises(
+        HvdtrainError, match=r"the gradient of 0\.weight and of 3 more tensors is not finite on rank 0"
+    ) as caught:
+        train()
+    assert caught.value.on_all_ranks
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_random_layers_follow_the_seed_of_the_step():
+    def after(*seeds):
+        model = mlp()
+        model.insert(1, torch.nn.Dropout(0.5))
+        made = adapter(model, loss=torch.nn.functional.cross_entropy)
+        for seed in seeds:
+            made.train_step(DATA, lr=None, weight=1.0, seed=seed)
+        return model[0].weight.detach()
+
+    assert torch.equal(after(5, 6), after(5, 6))
+    assert not torch.equal(after(5, 6), after(5, 7))
+
+
+def test_metric_objects_are_evaluated_over_all_batches_and_begin_anew():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    accuracy = torchmetrics.classification.MulticlassAccuracy(recipes.CLASSES, average="micro")
+    made = adapter(mlp(), loss=torch.nn.functional.cross_entropy, metrics={"accuracy": accuracy})
+    assert "accuracy" not in made.train_step(DATA, lr=None, weight=1.0)
+    outputs = made.model(torch.as_tensor(DATA[0])).argmax(1)
+    for _ in range(2):
+        for part in (slice(0, 7), slice(7, 40), slice(40, 40)):
+            made.eval_step((DATA[0][part], DATA[1][part]))
+        assert made.eval_end()["accuracy"] == pytest.approx(float((outputs == torch.as_tensor(DATA[1])).float().mean()))
+
+
+def test_a_figure_may_bring_a_count_of_its_own():
+    def hits(output, target):
+        return hvdtrain.Mean((output.argmax(1) == target)[target == 1].sum(), int((target == 1).sum()))
+
+    made = adapter(mlp(), loss=torch.nn.functional.cross_entropy, metrics={"recall": hits})
+    assert made.eval_step(DATA)["recall"].count == int((DATA[1] == 1).sum())
+
+
+def test_names_of_everything_that_must_agree():
+    model = mlp()
+    made = adapter(model, torch.optim.Adam(model.parameters()), loss=torch.nn.functional.cross_entropy)
+    assert [name for name, _ in made.tensors()] == ["model/0.weight", "model/0.bias", "model/2.weight", "model/2.bias"]
+    made.train_step(DATA, lr=None, weight=1.0)
+    assert "optimizer/0.weight/exp_avg" in dict(made.tensors())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.exactness import table
-from tests.exactness.torch_cases import CASES, LOOPS
+from tests.exactness.torch_cases import NAMES
 from tests.support.harness import run_module
 
 pytestmark = pytest.mark.ranks
@@ -20,7 +20,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {ranks: run_module("tests.exactness.torch_cases", ranks, base / str(ranks)) for ranks in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("case", [*CASES, *LOOPS])
+@pytest.mark.parametrize("case", NAMES)
 def test_ranks_compute_what_one_process_does(jobs, case):
     found = {ranks: table.difference(jobs[ranks], jobs[1], case) for ranks in (2, 3)}
     print(f"{case:40} " + "   ".join(f"{ranks} ranks {worst:.1e}" for ranks, (worst, _) in found.items()))
