@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,8 @@ def _start(
     if probed:
         job = _probed(job, work, options["nic"], dry_run=dry_run)
     elif options["nic"]:
-        nics.check(options["nic"], {"this machine": probe.interfaces()})
+        complete = not job.is_remote and elastic is None
+        _warn(nics.check(options["nic"], {"this machine": probe.interfaces()}, complete=complete).warnings)
     started = choice.launcher.command(job)
     if dry_run:
         click.echo(started.script(base))
@@ -190,14 +191,19 @@ def _probed(job: Job, work: Work, wanted: Sequence[str], *, dry_run: bool) -> Jo
         error = probe.error(bad, len(answers))
         if not dry_run:
             raise error
-        click.secho(f"Warning: {error}", err=True, fg="yellow")
+        _warn([str(error)])
         return replace(job, nics=tuple(wanted))
-    for difference in probe.differences(answers):
-        click.secho(f"Warning: {difference}", err=True, fg="yellow")
+    _warn(probe.differences(answers))
     tables = {answer.host: answer.interfaces for answer in answers}
     chosen = nics.check(wanted, tables) if wanted else nics.choose(tables)
+    _warn(chosen.warnings)
     click.secho(f"network: {chosen.reason}", err=True, dim=True)
     return replace(job, nics=chosen.names, subnet=chosen.subnet)
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        click.secho(f"Warning: {sentence}", err=True, fg="yellow")
 
 
 def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: output.Style, log_dir: Path | None) -> int:
@@ -281,8 +287,7 @@ def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host
     elastic = _elastic(options["min_np"], options["max_np"], options["host_discovery_script"], options["np"])
     np: int | None = options["np"] if options["np"] is not None or elastic is None else elastic.min_np
     listed = _listed(base, options["hosts"], options["hostfile"], options["strict"], np)
-    for warning in listed.warnings:
-        click.secho(f"Warning: {warning}", err=True, fg="yellow")
+    _warn(listed.warnings)
     kept = filters.apply(listed.hosts, options["include"], options["exclude"])
     count = sum(host.slots for host in kept) if np is None else np
     anyway = options["oversubscribe"] or elastic is not None

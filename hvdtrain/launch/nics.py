@@ -14,6 +14,8 @@ from typing import Any
 from hvdtrain.errors import UsageError
 
 #: Bridges and pairs that container and virtual machine software makes; their addresses repeat from host to host.
+#: What the kernel and every launcher take for a name: at most 15 characters, nothing that is split or is an option.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", re.ASCII)
 _VIRTUAL = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|kube|vmnet|vnet|dummy|nodelocaldns)")
 
 
@@ -71,6 +73,7 @@ class Choice:
     names: tuple[str, ...]
     subnet: str
     reason: str
+    warnings: tuple[str, ...] = ()
 
 
 def choose(tables: Mapping[str, Sequence[Interface]]) -> Choice:
@@ -102,12 +105,35 @@ def _all_differ(net: str, hosts: Iterable[Mapping[str, Interface]]) -> bool:
     return len(seen) == len(set(seen))
 
 
-def check(wanted: Sequence[str], tables: Mapping[str, Sequence[Interface]]) -> Choice:
-    """The user's choice, if every host has one of these interfaces. UsageError with the real ones if not."""
-    for host, table in tables.items():
-        if not any(each.name in wanted for each in table):
-            raise UsageError(f"{host} has no network interface '{', '.join(wanted)}'", f"{host} has {_shown(table)}")
-    return Choice(tuple(wanted), "", "asked for with --nic")
+def check(wanted: Sequence[str], tables: Mapping[str, Sequence[Interface]], *, complete: bool = True) -> Choice:
+    """The user's choice, if every host has one of these interfaces, and some host has each of them; a warning where one is down.
+
+    Args:
+        complete: every host has been asked. If not, what is missing here may be elsewhere: a warning.
+
+    Raises:
+        UsageError: with the interfaces that there are.
+    """
+    odd = next((name for name in wanted if not _NAME.fullmatch(name)), None)
+    if odd is not None:
+        raise UsageError(f"--nic {odd!r} cannot be the name of a network interface", "write for example --nic eth0")
+    there = {each.name for table in tables.values() for each in table}
+    unknown = {name: list(tables) for name in wanted if name not in there}
+    without = [host for host, table in tables.items() if not any(each.name in wanted for each in table)]
+    missing = {", ".join(wanted): without} if without else unknown
+    warnings = [
+        f"{each.name} is down on {host}"
+        for host, table in tables.items()
+        for each in table
+        if each.name in wanted and not each.up
+    ]
+    for name, hosts in missing.items():
+        shown = "; ".join(f"{host} has {_shown(tables[host])}" for host in hosts[:4])
+        sentence = f"{', '.join(hosts[:8])} {'has' if len(hosts) == 1 else 'have'} no network interface '{name}'"
+        if complete:
+            raise UsageError(sentence, shown)
+        warnings.append(f"{sentence}, and the other hosts were not asked ({shown})")
+    return Choice(tuple(wanted), "", "asked for with --nic", tuple(warnings))
 
 
 def _shown(table: Sequence[Interface]) -> str:

@@ -89,6 +89,41 @@ def test_a_wrong_name_lists_the_real_ones() -> None:
     assert nics.check(["eth0", "ens3"], tables).names == ("eth0", "ens3")
 
 
+WRONG = {
+    "not on any host": (
+        ["eth0", "nosuch0"],
+        "a, b have no network interface 'nosuch0'",
+        "a has eth0 (10.0.0.1/24); b has eth0",
+    ),
+    "an option": (["-x"], "--nic '-x' cannot be the name of a network interface", "--nic eth0"),
+    "two in one": (["eth0,eth1"], "--nic 'eth0,eth1' cannot be", "--nic eth0"),
+    "too long": (["abcdefghijklmnop"], "cannot be the name", "--nic eth0"),
+    "empty": ([""], "--nic '' cannot be the name", "--nic eth0"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_each_given_name_is_checked(case: str) -> None:
+    wanted, message, hint = WRONG[case]
+    with pytest.raises(UsageError) as caught:
+        nics.check(wanted, {"a": [eth(0, "10.0.0.1/24")], "b": [eth(0, "10.0.0.2/24")]})
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_an_interface_that_is_down_is_a_warning() -> None:
+    assert nics.check(["eth9"], {"a": [eth(0, "10.0.0.1/24"), DOWN]}).warnings == ("eth9 is down on a",)
+
+
+def test_where_not_all_hosts_were_asked_a_missing_one_is_a_warning() -> None:
+    """A login node's interfaces need not be those of the compute nodes."""
+    chosen = nics.check(["ib0"], {"this machine": [eth(0, "10.0.0.1/24")]}, complete=False)
+    assert chosen.names == ("ib0",)
+    assert chosen.warnings == (
+        "this machine has no network interface 'ib0', and the other hosts were not asked (this machine has eth0 (10.0.0.1/24))",
+    )
+
+
 def test_this_machines_interfaces_come_from_the_kernel() -> None:
     found = {each.name: each for each in probe.interfaces()}
     assert found["lo"].loopback
