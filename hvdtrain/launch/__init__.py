@@ -68,7 +68,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Ssh:
-    """How to reach other hosts. ``options`` are the user's own ssh arguments, kept one item each, and come last."""
+    """How to reach other hosts. ``options`` are the user's own ssh arguments, kept one item each."""
 
     port: int | None = None
     identity_file: str = ""

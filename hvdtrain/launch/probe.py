@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +88,22 @@ def _ask_one(host: Host, ssh: Ssh, question: Sequence[str], cwd: str, here: bool
             problem=f"connected, but gave no answer within {_ANSWER_TIMEOUT_S} s",
             hint="is the host overloaded, or its file system stuck?",
         )
-    return read(
-        host.name, done.returncode, done.stdout, done.stderr, port=ssh.port or host.port, seconds=time.monotonic() - started
-    )
+    target = replace(host, port=ssh.port if ssh.port is not None else host.port)
+    return read(target, done.returncode, done.stdout, done.stderr, seconds=time.monotonic() - started)
 
 
 def ssh_argv(host: Host, ssh: Ssh, command: str) -> list[str]:
-    """Never asks for anything, and checks host keys as the user's ssh configuration says. The user's own options come last."""
-    ours = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}"]
+    """Never asks for anything, and checks host keys as the user's ssh configuration says. Of two words on a matter ssh takes
+    the first, so the user's own options come before ours.
+
+    It may use a master connection of the user's, and never becomes one: that would hold our pipes open when it is done.
+    """
+    ours = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "-o", "ControlMaster=no"]
     port = ["-p", str(host.port)] if host.port is not None and ssh.port is None else []
-    return ["ssh", *ours, *port, *ssh.argv(), host.login, command]
+    return ["ssh", *ssh.argv(), *port, *ours, host.login, command]
 
 
-#: ssh's message -> what it means, and what to do. The first that fits counts.
+#: ssh's message -> what it means, and what to do; ``{option}`` is ``-p PORT`` if there is a port. The first that fits counts.
 _SSH_PROBLEMS: Sequence[tuple[str, str, str]] = (
     (
         r"Could not resolve hostname|Name or service not known",
@@ -112,9 +115,13 @@ _SSH_PROBLEMS: Sequence[tuple[str, str, str]] = (
     (
         r"Host key verification failed|IDENTIFICATION HAS CHANGED",
         "its host key is not known, or has changed",
-        "compare the key, then: ssh-keyscan {host} >> ~/.ssh/known_hosts",
+        "compare the key, then: ssh-keyscan {option}{host} >> ~/.ssh/known_hosts",
     ),
-    (r"Permission denied", "it does not accept our key", "ssh-copy-id {host}, or name the key: --ssh-identity-file FILE"),
+    (
+        r"Permission denied",
+        "it does not accept our key",
+        "ssh-copy-id {option}{login}, or name the key: --ssh-identity-file FILE",
+    ),
     (
         r"Connection (?:reset|closed) by|kex_exchange_identification",
         "it accepted the connection on {port} and closed it",
@@ -123,8 +130,9 @@ _SSH_PROBLEMS: Sequence[tuple[str, str, str]] = (
 )
 
 
-def read(host: str, code: int, out: str, err: str, *, port: int | None = None, seconds: float = 0.0) -> Answer:
-    """What ssh printed and returned -> the answer. Pure."""
+def read(target: Host, code: int, out: str, err: str, *, seconds: float = 0.0) -> Answer:
+    """What ssh printed and returned -> the answer. ``target`` has the port that was used. Pure."""
+    host, option = target.name, f"-p {target.port} " if target.port is not None else ""
     _, mark, text = out.partition(_MARK)
     if mark:
         try:
@@ -133,11 +141,12 @@ def read(host: str, code: int, out: str, err: str, *, port: int | None = None, s
             pass
     said = next((line.strip() for line in reversed(err.splitlines()) if line.strip()), "") or f"exit code {code}"
     if code == 255:
-        where = f"port {port or 22}"
+        where = f"port {target.port or 22}"
         for pattern, problem, hint in _SSH_PROBLEMS:
             if re.search(pattern, err):
-                return Answer(host, problem=problem.format(port=where, host=host), hint=hint.format(host=host), seconds=seconds)
-        return Answer(host, problem=f"ssh failed: {said}", hint=f"try: ssh {host} true", seconds=seconds)
+                hint = hint.format(host=host, login=target.login, option=option)
+                return Answer(host, problem=problem.format(port=where), hint=hint, seconds=seconds)
+        return Answer(host, problem=f"ssh failed: {said}", hint=f"try: ssh {option}{target.login} true", seconds=seconds)
     if "can't open file" in err or "No module named" in err:
         problem = f"hvdtrain is not installed there at the path it has here ({said})"
         return Answer(
@@ -151,7 +160,7 @@ def read(host: str, code: int, out: str, err: str, *, port: int | None = None, s
     return Answer(
         host,
         problem=f"the check failed there: {said}",
-        hint=f"try: ssh {host} {shlex.quote(sys.executable)} --version",
+        hint=f"try: ssh {option}{target.login} {shlex.quote(sys.executable)} --version",
         seconds=seconds,
     )
 

@@ -30,9 +30,22 @@ SSH_SAID = {
 
 @pytest.mark.parametrize("said", SSH_SAID)
 def test_each_way_ssh_fails_is_a_finding_of_its_own(said: str) -> None:
-    answer = read("node1", 255, "", said, port=12345)
+    answer = read(Host("node1", port=12345), 255, "", said)
     assert (answer.problem, answer.record) == (SSH_SAID[said], {})
     assert answer.hint
+
+
+HINTS = {
+    "Permission denied (publickey).": "ssh-copy-id -p 2222 al@node1, or name the key",
+    "Host key verification failed.": "ssh-keyscan -p 2222 node1 >> ~/.ssh/known_hosts",
+    "something nobody has seen": "try: ssh -p 2222 al@node1 true",
+}
+
+
+@pytest.mark.parametrize("said", HINTS)
+def test_what_to_type_has_the_port_and_the_user(said: str) -> None:
+    assert HINTS[said] in read(Host("node1", user="al", port=2222), 255, "", said).hint
+    assert "-p" not in read(Host("node1"), 255, "", said).hint
 
 
 NOT_READY = {
@@ -49,13 +62,13 @@ NOT_READY = {
 
 @pytest.mark.parametrize("said", NOT_READY)
 def test_a_host_without_what_it_needs_is_told_apart(said: tuple[int, str]) -> None:
-    assert read("node1", said[0], "", said[1]).problem.startswith(NOT_READY[said])
+    assert read(Host("node1"), said[0], "", said[1]).problem.startswith(NOT_READY[said])
 
 
 def test_an_answer_is_found_behind_what_a_login_shell_prints() -> None:
-    answer = read("node1", 0, f"Welcome to node1!\n\x1e{json.dumps(GOOD)}\n", "motd")
+    answer = read(Host("node1"), 0, f"Welcome to node1!\n\x1e{json.dumps(GOOD)}\n", "motd")
     assert (answer.problem, answer.record) == ("", GOOD)
-    assert read("node1", 0, "Welcome\n\x1e{half", "").problem
+    assert read(Host("node1"), 0, "Welcome\n\x1e{half", "").problem
 
 
 def test_hosts_that_cannot_take_part_come_together_with_their_reasons() -> None:
@@ -88,21 +101,21 @@ def test_what_differs_between_hosts_is_told() -> None:
 
 def test_a_server_that_takes_one_connection_is_found_out() -> None:
     first = [Answer("a", GOOD), Answer("b", GOOD)]
-    again = [Answer("a", GOOD), read("b", 255, "", "ssh: connect to host b port 22: Connection refused")]
+    again = [Answer("a", GOOD), read(Host("b"), 255, "", "ssh: connect to host b port 22: Connection refused")]
     (found,) = second(first, again)
     assert found.host == "b"
     assert found.problem == "the first connection worked, the second did not: nothing listens on port 22"
     assert "sshd run with -d" in found.hint
 
 
-def test_the_users_ssh_options_are_added_to_ours_and_kept_apart() -> None:
+def test_the_users_ssh_options_come_before_ours_and_are_kept_apart() -> None:
     ssh = Ssh(2222, "/k e y", ("-i", "key", "-o", "ConnectTimeout=5"))
     argv = ssh_argv(Host("node1", 1, "al", 99), ssh, "true")
     assert argv == [
-        *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-p", "2222", "-i", "/k e y"),
-        *("-i", "key", "-o", "ConnectTimeout=5", "al@node1", "true"),
+        *("ssh", "-p", "2222", "-i", "/k e y", "-i", "key", "-o", "ConnectTimeout=5"),
+        *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no", "al@node1", "true"),
     ]
-    assert ssh_argv(Host("node1", 1, "", 99), Ssh(), "true")[-4:] == ["-p", "99", "node1", "true"]
+    assert ssh_argv(Host("node1", 1, "", 99), Ssh(), "true")[:3] == ["ssh", "-p", "99"]
     assert not any("StrictHostKeyChecking" in word for word in argv)
 
 
@@ -143,4 +156,4 @@ def test_the_probe_program_needs_the_standard_library_only() -> None:
     question = json.dumps({"cwd": ".", "paths": [], "launcher": "localhost"})
     done = subprocess.run([*start_argv(sys.executable), "probe", question], capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    assert read("n", 0, done.stdout, "").record["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert read(Host("n"), 0, done.stdout, "").record["python"] == ".".join(map(str, sys.version_info[:3]))
