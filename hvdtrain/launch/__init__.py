@@ -14,7 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import UsageError, shown
+
+#: Linux's limit for one argument, with the zero byte at its end.
+MAX_ARGUMENT = 128 * 1024
 
 #: Time for a rank to end by itself when the job is ended; Open MPI kills after one second by default.
 GRACE_S = 0.7
@@ -141,6 +144,9 @@ class Command:
 
     ``files`` (path -> text) are written before the start; those that begin with ``#!`` are programs. ``secrets`` are names in
     ``env`` whose values are never shown.
+
+    Raises:
+        UsageError: an argument is longer than the kernel takes.
     """
 
     argv: tuple[str, ...]
@@ -148,6 +154,16 @@ class Command:
     inherit: bool = True
     files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     secrets: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for number, word in enumerate(self.argv):
+            size = len(word.encode(errors="surrogateescape"))
+            if size >= MAX_ARGUMENT:
+                what = f"the value of {self.argv[number - 1]}" if self.argv[number - 1].startswith("-") else "an argument"
+                raise UsageError(
+                    f"{what} would be {size:,} bytes long, and Linux takes {MAX_ARGUMENT - 1:,} (it begins {shown(word, 40)!r})",
+                    "use fewer hosts, neighbours with equal slots, whole hosts instead of chosen devices",
+                )
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of the process, where ``base`` is ours."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Command, Job, colon_list, environment, ssh
+from hvdtrain.launch import MAX_ARGUMENT, Command, Job, colon_list, environment, ssh
 from hvdtrain.launch.limits import Limits
 from hvdtrain.launch.mpi import Mpi, with_folder_first
 
@@ -22,8 +22,6 @@ _NEEDS = (
     *("HOME", "USER", "LOGNAME", "SHELL", "TERM", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "KRB5CCNAME", "XDG_RUNTIME_DIR"),
     *("OMPI_*", "OPAL_*", "PMIX_*", "PRTE_*", "I_MPI_*", "HYDRA_*", "MPICH_*", "SLURM_*", "LSB_*", "LSF_*", "PBS_*"),
 )
-#: Linux's limit for one argument; horovodrun's whole line is one argument of sh.
-_MAX_ARGUMENT = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Horovodrun:
             argv += ["--network-interfaces", ",".join(job.nics)]
         argv += self._mpi_args(job, gloo)
         argv += [f"--start-timeout={start_timeout_s(len(job.hosts))}", *job.argv]
-        if len(shlex.join(argv)) > _MAX_ARGUMENT // 2:
+        if len(shlex.join(argv)) > MAX_ARGUMENT // 2:  # its whole line is one argument of sh, with quotes of its own
             raise UsageError(
                 f"the command for {len(job.hosts)} hosts is too long for horovodrun", "use --launcher mpirun or srun"
             )

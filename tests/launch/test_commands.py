@@ -266,6 +266,22 @@ def test_ten_thousand_hosts_take_under_a_second() -> None:
     assert elapsed_s < 1.0
 
 
+LONG = {
+    "slots": (tuple(Host(f"n{n}", 1 + n % 2) for n in range(70_000)), "the value of --slots would be 139,999 bytes long"),
+    "devices": (tuple(Host(f"n{n}", 1, devices=(n % 8,)) for n in range(70_000)), "the value of --devices would be 139,999"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_the_kernel_would_refuse_is_refused_with_a_reason(name: str) -> None:
+    hosts, message = LONG[name]
+    with pytest.raises(UsageError) as caught:
+        OpenMpi(OMPI4).command(relay.wrap(job(hosts), start=START))
+    assert caught.value.message.startswith(message)
+    assert len(caught.value.message) < 200
+    assert "use fewer hosts" in caught.value.hint
+
+
 def test_srun_keeps_an_order_of_hosts_that_is_not_slurms() -> None:
     def argv(*names: str) -> tuple[str, ...]:
         return Srun("srun").command(job(tuple(Host(name, 2) for name in names))).argv
