@@ -75,6 +75,7 @@ def guard(body: Callable[[Rank], None]) -> int:
         body(rank)
     except BaseException as error:
         if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
+            _tell_relay({"time": time.time(), "phase": rank.where, "exit_code": error.exit_code, "follows": True})
             return error.exit_code  # the primary speaks for all
         code = 1
         try:
@@ -245,6 +246,7 @@ def _last_words(rank: Rank, error: BaseException) -> int:
         "traceback": trace,
         "exit_code": code,
     }
+    _tell_relay(words)
     _write_down(rank, words)
     who = f"rank {rank.world.rank} on {host}, {rank.where}: " if rank.world.size > 1 else ""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens
@@ -254,11 +256,15 @@ def _last_words(rank: Rank, error: BaseException) -> int:
     return code
 
 
-def _write_down(rank: Rank, words: Mapping[str, Any]) -> None:
-    """For the launcher, through the relay where there is one; and in the run directory, unless another job holds it."""
+def _tell_relay(words: Mapping[str, Any]) -> None:
+    """For the launcher; where there is no relay, it reads the files that ``_write_down`` writes."""
     if os.environ.get(WORDS_WANTED):
         with contextlib.suppress(OSError, ValueError), open(2, "wb", closefd=False) as stderr:
             stderr.write(words_line(words).encode())
+
+
+def _write_down(rank: Rank, words: Mapping[str, Any]) -> None:
+    """In the run directory, unless another job holds it."""
     if rank.run_dir is not None:
         with contextlib.suppress(OSError, UsageError):
             if not rank.is_claimed:  # no rank of this job holds it yet

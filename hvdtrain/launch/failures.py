@@ -30,6 +30,7 @@ class Failure:
     hint: str = ""
     traceback: str = ""
     exit_code: int | None = None
+    follows: bool = False  # it says itself that another rank is the cause, and speaks for it
 
     def with_code(self, code: int) -> Failure:
         """With the exit code that was seen from outside, unless the rank named its own."""
@@ -43,8 +44,8 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it says no more than that another rank has gone."""
-        return _CONSEQUENCE.search(self.error) is not None
+        """Whether it says no more than that another rank has gone or failed."""
+        return self.follows or _CONSEQUENCE.search(self.error) is not None
 
     @property
     def where(self) -> str:
@@ -59,6 +60,7 @@ class Failure:
             time=float(moment) if isinstance(moment, int | float) else 0.0,
             **{name: str(record.get(name) or "") for name in ("host", "phase", "error", "hint", "traceback")},
             exit_code=code if isinstance(code, int) else None,
+            follows=record.get("follows") is True,
         )
 
 
@@ -127,9 +129,9 @@ def report(failures: Sequence[Failure]) -> str:
 
 def bystanders(failures: Sequence[Failure]) -> str:
     """One sentence about those that only miss another rank."""
-    ranks = [str(failure.rank) for failure in failures if failure.is_consequence]
+    ranks = [str(rank) for rank in sorted(failure.rank for failure in failures if failure.is_consequence)]
     more = f" and {len(ranks) - _OTHERS_SHOWN} more" if len(ranks) > _OTHERS_SHOWN else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:_OTHERS_SHOWN])}{more} stopped because another rank was gone"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:_OTHERS_SHOWN])}{more} stopped because of that"
 
 
 def exit_code(failures: Sequence[Failure], launcher_code: int) -> int:

@@ -54,6 +54,7 @@ def test_ranks_that_disagree_stop_before_the_first_step_and_the_primary_speaks_f
     assert result.returncode == 1
     assert "rank 1 is set up otherwise than rank 0: seed 1 instead of 0" in result.stdout + result.stderr
     assert [path.name for path in (tmp_path / "run/errors").iterdir()] == ["rank-0.json"]
+    assert "\nrank 1 stopped because of that\n" in result.stderr
 
 
 def test_a_mistake_of_the_user_on_all_ranks_ends_with_code_2_and_no_traceback(tmp_path):
