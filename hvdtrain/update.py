@@ -77,13 +77,15 @@ class Update:
             pairs.append(("count", op, "it weights the ranks' means, which this op does not"))
         if self.process_sets and self.op == "exact":
             pairs.append(("process_sets", op, "weights are parts of the global batch, which no set has; use 'average'"))
+        if self.op == "adasum" and self.process_sets:
+            pairs.append(("process_sets", op, "Horovod has it for all ranks only"))
         if self.op == "adasum" and self.precision == "float16":
             pairs.append(("precision='float16'", op, "an overflow on one rank would not reach the others"))
         return pairs
 
     def check_size(self, size: int) -> None:
         """Raise UsageError if ``size`` ranks cannot reduce like this."""
-        sets = self.process_sets or (tuple(range(size)),)
+        sets = self.sets(size)
         if sorted(rank for ranks in sets for rank in ranks) != list(range(size)):
             raise UsageError(
                 f"process_sets must name each of the ranks 0..{size - 1} once, got {[list(ranks) for ranks in sets]}",
@@ -96,8 +98,19 @@ class Update:
                 f"op='adasum' needs a power of two of ranks, got {odd}", f"use -np {power} or {2 * power}, or op='average'"
             )
 
+    def sets(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """The ranks that reduce with each other, of ``size`` ranks."""
+        return self.process_sets or (tuple(range(size)),)
+
+    def peers(self, rank: int, size: int) -> int:
+        """How many ranks ``rank`` reduces with, itself included."""
+        return next((len(ranks) for ranks in self.sets(size) if rank in ranks), size)
+
     def factor(self, weight: float, size: int) -> float:
-        """What a rank's mean gradient counts for in the sum over ``size`` ranks; ``weight`` is its part of the batch."""
+        """What a rank's mean gradient counts for in the sum over the ``size`` ranks that reduce with each other.
+
+        ``weight`` is its part of the batch.
+        """
         return self.prescale * {"exact": weight, "average": 1.0 / size, "sum": 1.0, "adasum": 1.0}[self.op]
 
 

@@ -76,6 +76,7 @@ class TorchAdapter:
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
         self.owns_state = comm.world.is_primary
+        self._peers = self.update.peers(comm.world.rank, comm.world.size)
         if torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
             for module in (
@@ -88,7 +89,7 @@ class TorchAdapter:
         if self.update.precision == "float16":
             self._scaler = torch.amp.GradScaler(self.device.type)
         if comm.world.size > 1:
-            self._reducer = GradientReducer(self.model, self.update, comm.world.rank)
+            self._reducer = GradientReducer(self.model, self.update)
             if self.update.sync_batch_norm:
                 norms.synchronize(self.model, self._reducer.hvd)
 
@@ -108,7 +109,7 @@ class TorchAdapter:
             for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
                 group["lr"] = lr * ratio
         self.model.train()
-        factor = self.update.factor(weight, self._comm.world.size)
+        factor = self.update.factor(weight, self._peers)
         parts = self._micro_batches(*self._to_device(batch))
         if self._reducer is not None:
             self._reducer.begin(max(len(parts), 1))

@@ -29,11 +29,12 @@ class Loop:
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, update: Update, accumulate: int
     ) -> None:
         self.model, self.comm, self.update, self.accumulate = model, comm, update, accumulate
-        self.reducer = GradientReducer(model, update, comm.world.rank)
+        self.reducer = GradientReducer(model, update)
         self._named = list(model.named_parameters())
         self._hooks: dict[str, Any] = {}
         #: what the mean of a batch without a loader counts for
         self._even = 1.0 / comm.world.size
+        self._peers = update.peers(comm.world.rank, comm.world.size)
         self._weight, self._counted, self._units = self._even, False, 0.0
         self._sums: dict[str, torch.Tensor] = {}
         self._passes, self._done, self._left = accumulate, 0, 0
@@ -75,7 +76,7 @@ class Loop:
         if not self._queued:  # the engine calls back when this pass is over
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-        weighted = gradient * self.update.factor(self._weight, self.comm.world.size)
+        weighted = gradient * self.update.factor(self._weight, self._peers)
         total = (weighted._values() if weighted.is_sparse else weighted).sum()
         self._sums[name] = total if name not in self._sums else self._sums[name] + total
         return weighted

@@ -22,18 +22,14 @@ class GradientReducer:
     the update stays with the user's own optimizer.
     """
 
-    def __init__(self, model: torch.nn.Module, update: Update, rank: int) -> None:
+    def __init__(self, model: torch.nn.Module, update: Update) -> None:
         require("torch")
         import horovod.torch as hvd
 
-        start.init(hvd)
+        self._set = start.init(hvd, update.process_sets)
         update.check_size(hvd.size())
         self.hvd = hvd
         self._op = hvd.Adasum if update.op == "adasum" else hvd.Sum
-        self._set = hvd.mpi_ops.global_process_set
-        for ranks in update.process_sets:  # every rank makes all of them, in one order
-            made = hvd.add_process_set(list(ranks))
-            self._set = made if rank in ranks else self._set
         self._named = list(model.named_parameters())
         self._sparse = _sparse_weights(model)
         self._trainable: tuple[bool, ...] = ()

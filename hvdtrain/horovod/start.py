@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, UsageError
 
 #: seconds after which the primary says which ranks keep which tensor waiting, and after which the job ends
 STALL_CHECK_S, STALL_END_S = 10, 60
 
 
-def init(hvd: Any) -> None:
-    """Initialise ``horovod.torch`` or ``horovod.tensorflow``, with limits on how long ranks wait for each other."""
+def init(hvd: Any, process_sets: Sequence[Sequence[int]] = ()) -> Any:
+    """Initialise ``horovod.torch`` or ``horovod.tensorflow``, with limits on how long ranks wait for each other.
+
+    Returns:
+        the process set that this rank is in: one of ``process_sets``, or that of all ranks.
+
+    Raises:
+        UsageError: Horovod runs already, and takes no more process sets.
+    """
     os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(STALL_CHECK_S))
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(STALL_END_S))
-    hvd.init()
+    sets = [hvd.ProcessSet(list(ranks)) for ranks in process_sets] if len(process_sets) > 1 else []
+    try:
+        if hvd.is_initialized():
+            for ranks in sets:
+                hvd.add_process_set(ranks)
+        else:
+            hvd.init(process_sets=sets or None)
+    except ValueError as error:
+        raise UsageError(
+            f"process_sets cannot be added to a Horovod that runs already: {error}",
+            "start the job with --env HOROVOD_DYNAMIC_PROCESS_SETS=1, or over MPI with one adapter that has process sets",
+        ) from None
+    return next((ranks for ranks in sets if ranks.included()), hvd.global_process_set)
 
 
 @contextlib.contextmanager

@@ -309,6 +309,42 @@ LOOPS: dict[str, Callable[[], list[np.ndarray]]] = {
 }
 
 
+def reduced(comm: Any, **update: Any) -> float:
+    """The gradient that is applied where the mean on rank r is r + 1, and its part of the batch (r + 1) of their sum."""
+    model = nn.Linear(1, 1, bias=False)
+    adapter = TorchAdapter(
+        model, torch.optim.SGD(model.parameters(), 1.0), loss=lambda out, _: out.mean(), update=hvdtrain.Update(**update)
+    )
+    adapter.setup(comm)
+    adapter.sync()
+    before, own = model.weight.item(), comm.world.rank + 1
+    batch = np.full((own, 1), own, np.float32), np.zeros(own)
+    adapter.train_step(batch, lr=None, weight=own / sum(range(comm.world.size + 1)))
+    return before - model.weight.item()
+
+
+def operations(comm: Any) -> None:
+    """What each op makes of gradients that are known."""
+    size, rank = comm.world.size, comm.world.rank
+    means = [own + 1.0 for own in range(size)]
+    expected: dict[str, tuple[float, dict[str, Any]]] = {}
+    if size > 1:  # first: a Horovod that runs takes no more process sets
+        sets = ((0,), tuple(range(1, size)))
+        mine = sets[bool(rank)]
+        expected["process sets"] = (sum(means[own] for own in mine) / len(mine), {"op": "average", "process_sets": sets})
+    expected |= {
+        "exact": (sum(mean * mean for mean in means) / sum(means), {}),
+        "average": (sum(means) / size, {"op": "average"}),
+        "sum": (sum(means), {"op": "sum"}),
+        "scaled sum": (3 * sum(means), {"op": "sum", "prescale": 6.0, "postscale": 0.5}),
+    }
+    if size == 2:  # Adasum(a, b) = (1 - ab / 2a²) a + (1 - ab / 2b²) b
+        expected["adasum"] = ((1 - 2 / 2) * 1 + (1 - 2 / 8) * 2, {"op": "adasum"})
+    for name, (wanted, update) in expected.items():
+        found = reduced(comm, **update)
+        assert abs(found - wanted) < 1e-4 * wanted, f"{name} on {size} ranks: {found} instead of {wanted}"
+
+
 #: every row of the table
 NAMES = [*CASES, *LOOPS, "validation figures"]
 
@@ -362,6 +398,7 @@ def _arrays(model: nn.Module) -> list[np.ndarray]:
 def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     comm = connect(hvdtrain.World.from_env(), "torch")
+    operations(comm)
     for name in NAMES:
         np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
     comm.close()
