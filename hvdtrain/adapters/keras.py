@@ -10,7 +10,6 @@ import errno
 import math
 import shutil
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.adapters import batch_pair, blame, keras_norm, refuse_sum
+from hvdtrain.adapters import batch_pair, blame, keras_norm, keras_state, refuse_sum
 from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -83,7 +82,7 @@ class KerasAdapter:
         self.model, self.update = model, update
         self._layers = list(model._flatten_layers())
         _set_precision(self._layers, update.precision)
-        self._generators = [g for layer in self._layers for g in getattr(layer, "_seed_generators", ())]
+        self._generators = keras_state.generators(model)
         self.optimizer = _with_loss_scale(keras.optimizers.get(optimizer), self._layers)
         self.optimizer.build(model.trainable_variables)
         self._known = {id(variable) for variable in model.trainable_variables}
@@ -116,19 +115,11 @@ class KerasAdapter:
                 self._moments = keras_norm.SyncedMoments(self._synced, self._reducer.sum, *place)
 
     def sync(self, root: int = 0) -> None:
-        if self._comm.world.size == 1:
-            return
-        for number, (_, variable) in enumerate(self._named()):
-            name = f"state.{number}"
-            if variable.dtype in ("uint32", "uint64"):  # Horovod carries no such type
-                variable.assign(self._comm.broadcast(variable.value.numpy(), name=name, root=root))
-            else:
-                variable.assign(self._hvd.broadcast(variable.value, root_rank=root, name=name))
+        if self._comm.world.size > 1:
+            keras_state.broadcast(self.model, self.optimizer, self._comm, self._hvd, root)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        for name, variable in self._named():
-            array = variable.value.numpy()
-            yield name, array.view(np.uint16) if variable.dtype == "bfloat16" else array
+        return keras_state.arrays(self.model, self.optimizer)
 
     def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         if lr is not None:
@@ -149,19 +140,7 @@ class KerasAdapter:
         return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
 
     def settle(self) -> None:
-        if self._comm.world.size == 1:
-            return
-        own = [variable for layer in self._layers for variable in layer._non_trainable_variables]
-        moving = list({id(v): v for v in own if v.dtype.startswith(("float", "bfloat"))}.values())
-        if not moving:
-            return
-        arrays = [variable.value.numpy().astype(np.float64) for variable in moving]
-        # In float64 the mean of equal float32 is exactly that value: what does not differ is not changed.
-        flat = self._comm.allreduce(np.concatenate([array.reshape(-1) for array in arrays]), name="moving statistics")
-        flat /= self._comm.world.size
-        for variable, array in zip(moving, arrays, strict=True):
-            variable.assign(flat[: array.size].reshape(array.shape))
-            flat = flat[array.size :]
+        keras_state.settle(self._layers, self._comm)
 
     def eval_step(self, batch: Any) -> Means:
         inputs, targets, count = self._tensors(batch)
@@ -337,17 +316,6 @@ class KerasAdapter:
     def _tensors(self, batch: Any) -> tuple[Any, Any, int]:
         inputs, targets, count = batch_pair(batch)
         return tf.nest.map_structure(tf.convert_to_tensor, inputs), tf.nest.map_structure(tf.convert_to_tensor, targets), count
-
-    def _named(self) -> Iterator[tuple[str, Any]]:
-        """What must be the same on all ranks; random streams differ."""
-        streams = {id(generator.state) for generator in self._generators}
-        seen: Counter[str] = Counter()
-        for kind, owner in (("model", self.model), ("optimizer", self.optimizer)):
-            for variable in owner.variables:
-                if id(variable) not in streams:
-                    name = f"{kind}/{variable.path}"
-                    seen[name] += 1
-                    yield name if seen[name] == 1 else f"{name}#{seen[name]}", variable
 
     def _set_lr(self, lr: float) -> None:
         try:

@@ -18,8 +18,8 @@ _FUSED_ELEMENTS = 1 << 18
 class Reducer:
     """Reduces gradients as an ``Update`` says. Without ``connect`` it is that of a single process."""
 
-    def __init__(self, update: Update) -> None:
-        self.update = update
+    def __init__(self, update: Update, prefix: str = "") -> None:
+        self.update, self._prefix = update, prefix
         #: ranks that reduce with each other
         self.size = 1
         #: this rank's place among them
@@ -48,7 +48,7 @@ class Reducer:
 
         def allreduce(tensor: Any, name: str, op: Any = hvd.Sum) -> Any:
             # Named by us, not by TensorFlow, whose names count traces and would differ between ranks.
-            return hvd.allreduce(tensor, op=op, name=name, ignore_name_scope=True, process_set=ours)
+            return hvd.allreduce(tensor, op=op, name=self._prefix + name, ignore_name_scope=True, process_set=ours)
 
         self._allreduce, self._op = allreduce, hvd.Adasum if self.update.op == "adasum" else hvd.Sum
         return hvd

@@ -1,6 +1,6 @@
 """Twenty steps of each feature in Keras: run on 1, 2 or 3 ranks, the weights must be those of one process.
 
-``python -m tests.exactness.keras_cases OUT [CASE ...]`` runs them one after another, as one rank of whatever job it is in.
+``python -m tests.exactness.keras_cases OUT [NAME ...]`` runs them one after another, as one rank of whatever job it is in.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pytest
 import tensorflow as tf
 
 import hvdtrain
+import hvdtrain.keras
 from hvdtrain import lr
 from hvdtrain.adapters.keras import KerasAdapter
-from hvdtrain.comm.connect import connect
 from hvdtrain.config import Options
 from hvdtrain.data.sampler import Share
 from hvdtrain.errors import HvdtrainError
@@ -182,6 +182,101 @@ CASES: dict[str, Callable[[], hvdtrain.Recipe]] = {
 }
 
 
+def fitted(model: Any, optimizer: Any, out: Path, *, batch_size: int = BATCH, **compiled: Any) -> list[np.ndarray]:
+    """The model after ``fit`` as users call it, and the figures of its epochs, after its state before."""
+    inputs, targets = arrays(SAMPLES)
+    weights = np.random.default_rng(2).random(SAMPLES).astype(np.float32)
+    fit = {"class_weight": compiled.pop("class_weight", None), "epochs": 1 if batch_size == 2 else 4}
+    model.compile(hvdtrain.keras.distribute(optimizer), **{"loss": CROSS_ENTROPY, "weighted_metrics": ["accuracy"]} | compiled)
+    before = values(model)
+    rounded = np.zeros(fit["epochs"], np.float32)
+    data = (inputs, targets) if fit["class_weight"] else (inputs, targets, weights)
+    history = model.fit(
+        hvdtrain.keras.shard(*data, batch_size=batch_size) if batch_size != 7 else batched(data),
+        validation_data=arrays(40, 8) if batch_size == 7 else hvdtrain.keras.shard(*arrays(40, 8), batch_size=33),
+        callbacks=hvdtrain.keras.callbacks(
+            keras.callbacks.ModelCheckpoint(str(out / "{epoch}.keras")),
+            keras.callbacks.EarlyStopping(patience=9, monitor="loss"),
+        ),
+        verbose=2,
+        **fit,
+    )
+    figures = [np.array(history.history[name], np.float32) for name in sorted(history.history)]
+    return [*before, *([rounded] * len(figures)), *values(model), *figures]
+
+
+def batched(data: Any) -> Any:
+    """Batches as users make them, and sharded once."""
+    tf.random.set_seed(0)
+    once = hvdtrain.keras.shard(tf.data.Dataset.from_tensor_slices(data).shuffle(SAMPLES, seed=1).batch(60))
+    return hvdtrain.keras.shard(once)
+
+
+class OwnStep(keras.Model):
+    """A subclass with a training step, a loss and figures of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mean = mlp(), keras.metrics.Mean("own")
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        inputs, targets, _ = data
+        with tf.GradientTape() as tape:
+            loss = CROSS_ENTROPY(targets, self(inputs, training=True))
+        gradients = tape.gradient(loss, [variable.value for variable in self.trainable_variables])
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.mean.update_state(loss, tf.shape(inputs)[0])
+        return {"own": self.mean.result()}
+
+
+def two_outputs() -> Any:
+    inputs = keras.Input((FEATURES,))
+    hidden = keras.layers.Dense(9, activation="tanh", kernel_regularizer="l2")(inputs)
+    heads = [keras.layers.Dense(CLASSES, name="one")(hidden), keras.layers.Dense(CLASSES, name="two")(hidden)]
+    return keras.Model(inputs, heads[0] + 2 * heads[1])
+
+
+def half() -> Any:
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return mlp()
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def accumulated() -> Any:
+    return keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=3, global_clipnorm=0.1)
+
+
+def own_step() -> Any:
+    model = OwnStep()
+    model.build((None, FEATURES))
+    return model
+
+
+#: feature -> model, optimizer, how it is compiled
+FITS: dict[str, Callable[[Path], list[np.ndarray]]] = {
+    "fit": lambda out: fitted(mlp(), sgd(), out),
+    "fit, class weights": lambda out: fitted(
+        mlp(),
+        keras.optimizers.Adam(0.004, epsilon=1e-4),
+        out,
+        class_weight={0: 2.0, 1: 0.3} | dict.fromkeys(range(2, CLASSES), 1.0),
+    ),
+    "fit, accumulation, clipped": lambda out: fitted(mlp(), accumulated(), out),
+    "fit, float16, several steps at once": lambda out: fitted(
+        half(), keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**10), out, steps_per_execution=4
+    ),
+    "fit, own training step, batches of 2": lambda out: fitted(own_step(), sgd(0.01), out, batch_size=2, weighted_metrics=None),
+    "fit, tf.data": lambda out: fitted(
+        two_outputs(), sgd(), out, batch_size=7, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)]
+    ),
+}
+
+
 def started(made: hvdtrain.Recipe, comm: Any, **options: Any) -> Trainer:
     trainer = Trainer(made, comm, options=Options(**{"max_steps": STEPS} | options))
     trainer.prepare()
@@ -202,7 +297,11 @@ def train(name: str, comm: Any) -> list[np.ndarray]:
 
 
 def state(made: hvdtrain.Recipe) -> list[np.ndarray]:
-    return [variable.value.numpy() for variable in made.adapter.model.variables]  # type: ignore[attr-defined]
+    return values(made.adapter.model)  # type: ignore[attr-defined]
+
+
+def values(model: Any) -> list[np.ndarray]:
+    return [variable.value.numpy() for variable in model.variables]
 
 
 def local_batch_norm(comm: Any) -> None:
@@ -261,17 +360,61 @@ def no_gradient_on_one_rank(comm: Any) -> None:
     started(made, comm, check_every=4, max_steps=4).fit()
 
 
+def uneven_fits(comm: Any) -> None:
+    """Ranks that do not know how many batches they have, and have more or fewer; and ranks that know."""
+    rank = comm.world.rank
+    if comm.world.size == 1:
+        return
+    inputs, targets = arrays(40)
+
+    def batches() -> Any:
+        for start in range(0, 24 + 8 * (rank == 1), 8):
+            yield inputs[start : start + 8] + rank, targets[start : start + 8]
+
+    specs = tf.TensorSpec((None, FEATURES), tf.float32), tf.TensorSpec((None,), tf.int64)
+    known = tf.data.Dataset.from_tensor_slices((inputs[: 24 + 8 * (rank == 1)], targets[: 24 + 8 * (rank == 1)])).batch(8)
+    for data, words in (
+        (tf.data.Dataset.from_generator(batches, output_signature=specs), "has 4 batches in this epoch, rank 0 has 3"),
+        (known, "has 4 batches an epoch, rank 0 has 3"),
+    ):
+        model = mlp()
+        model.compile(hvdtrain.keras.distribute(sgd()), loss=CROSS_ENTROPY)
+        with pytest.raises(HvdtrainError, match=f"rank 1 on .* {words}") as end:
+            model.fit(data, epochs=1, verbose=0, callbacks=hvdtrain.keras.callbacks())
+        assert end.value.on_all_ranks
+
+
+def a_loaded_model_goes_on(comm: Any) -> None:
+    """Its optimizer is plain: the callbacks distribute it, also one that Keras itself wrapped for float16."""
+    model = half()
+    model.compile("sgd", loss=CROSS_ENTROPY, jit_compile=False)
+    data = hvdtrain.keras.shard(*arrays(40), batch_size=8)
+    model.fit(data, verbose=0, callbacks=hvdtrain.keras.callbacks())
+    kernels = comm.allgather(values(model)[0], name="kernels")
+    assert all(np.array_equal(kernel, kernels[0]) for kernel in kernels)
+    model.compile("sgd", loss=CROSS_ENTROPY, jit_compile=True)
+    if comm.world.size > 1:
+        with pytest.raises(HvdtrainError, match="do not run inside XLA"):
+            model.fit(data, verbose=0, callbacks=hvdtrain.keras.callbacks())
+
+
 #: what is shown otherwise than by the weights of a single process
 CHECKS = (local_batch_norm, adasum, process_sets, not_a_number, no_gradient_on_one_rank)
 
 
 def main(out: Path, *chosen: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    comm = connect(hvdtrain.World.from_env(), "tensorflow")
-    for name in chosen or CASES:
-        np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
-    for check in () if chosen else CHECKS:
-        check(comm)
+    comm = hvdtrain.keras._comm()
+    for name in [name for name in [*CASES, *FITS] if not chosen or name in chosen]:
+        if name in CASES:
+            arrays = train(name, comm)
+        else:
+            keras.utils.set_random_seed(comm.world.rank)
+            arrays = FITS[name](out)
+        np.savez(out / f"{name}-{comm.world.rank}.npz", *arrays)
+    for check in CHECKS:
+        if not chosen or check.__name__ in chosen:
+            check(comm)
     comm.close()
 
 

@@ -1,0 +1,83 @@
+"""What a Keras model and its optimizer hold, and how the ranks come to hold the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvdtrain.comm import Communicator
+
+
+def generators(model: Any) -> list[Any]:
+    """The random streams of the model's layers, in the same order on every rank."""
+    return [generator for layer in model._flatten_layers() for generator in getattr(layer, "_seed_generators", ())]
+
+
+def named(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The variables that must be the same on all ranks, each by a name of its own; random streams differ."""
+    streams = {id(generator.state) for generator in generators(model)}
+    seen: Counter[str] = Counter()
+    for kind, owner in (("model", model), ("optimizer", optimizer)):
+        for variable in owner.variables:
+            if id(variable) not in streams:
+                name = f"{kind}/{variable.path}"
+                seen[name] += 1
+                yield name if seen[name] == 1 else f"{name}#{seen[name]}", variable
+
+
+def arrays(model: Any, optimizer: Any) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The same in host memory."""
+    for name, variable in named(model, optimizer):
+        array = variable.value.numpy()
+        yield name, array.view(np.uint16) if variable.dtype == "bfloat16" else array
+
+
+def broadcast(model: Any, optimizer: Any, comm: Communicator, hvd: Any, root: int = 0) -> None:
+    """Collective. Copy ``root``'s values to every rank."""
+    for number, (_, variable) in enumerate(named(model, optimizer)):
+        name = f"state.{number}"
+        if variable.dtype in ("uint32", "uint64"):  # Horovod carries no such type
+            variable.assign(comm.broadcast(variable.value.numpy(), name=name, root=root))
+        else:
+            variable.assign(hvd.broadcast(variable.value, root_rank=root, name=name))
+
+
+def gathered(layers: Sequence[Any]) -> list[Any]:
+    """What the layers gather by themselves in training: moving statistics and the like, no frozen weights."""
+    own = [variable for layer in layers for variable in layer._non_trainable_variables]
+    return list({id(variable): variable for variable in own if tf.as_dtype(variable.dtype).is_floating}.values())
+
+
+def settle(layers: Sequence[Any], comm: Communicator) -> None:
+    """Collective. Give every rank the mean of what the ranks gathered."""
+    variables = gathered(layers)
+    if comm.world.size > 1 and variables:
+        # In float64 the mean of equal float32 is exactly that value: what does not differ is not changed.
+        values = [variable.value.numpy().astype(np.float64) for variable in variables]
+        means = _split(comm.allreduce(_flat(values), name="moving statistics") / comm.world.size, values)
+        for variable, mean in zip(variables, means, strict=True):
+            variable.assign(mean)
+
+
+def metric_sums(variables: Sequence[Any], comm: Communicator) -> list[NDArray[np.float64]]:
+    """Collective. The values of metrics' variables over all ranks, each by its own rule: the sum, if it has none."""
+    first = comm.world.is_primary
+    rules = [str(variable.aggregation) for variable in variables]
+    values = [variable.value.numpy().astype(np.float64) for variable in variables]
+    mine = [value if first or rule != "only_first_replica" else value * 0 for value, rule in zip(values, rules, strict=True)]
+    sums = _split(comm.allreduce(_flat(mine), name="metrics"), values)
+    return [total / comm.world.size if rule == "mean" else total for total, rule in zip(sums, rules, strict=True)]
+
+
+def _flat(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    return np.concatenate([value.reshape(-1) for value in values])
+
+
+def _split(flat: NDArray[np.float64], like: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    ends = np.cumsum([value.size for value in like])[:-1]
+    return [part.reshape(value.shape) for part, value in zip(np.split(flat, ends), like, strict=True)]
