@@ -50,7 +50,7 @@ class Horovodrun:
         argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:
             argv += ["--network-interfaces", ",".join(job.nics)]
-        argv += self._mpi_args(job, gloo)
+        argv += job.launcher_args if gloo else self._mpi_args(job)
         argv += [f"--start-timeout={start_timeout_s(len(job.hosts))}", *job.argv]
         if len(shlex.join(argv)) > MAX_ARGUMENT // 2:  # its whole line is one argument of sh, with quotes of its own
             raise UsageError(
@@ -83,8 +83,9 @@ class Horovodrun:
         script = shlex.quote(job.elastic.discovery_script)  # Horovod gives it to a shell
         return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", script]
 
-    def _mpi_args(self, job: Job, gloo: bool) -> list[str]:
-        if gloo or self.mpi is None:
+    def _mpi_args(self, job: Job) -> list[str]:
+        """For the mpirun below it."""
+        if self.mpi is None:
             return []
         args = [*self.mpi.daemon_args(job), *job.launcher_args]
         argv = []

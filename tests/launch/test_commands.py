@@ -56,7 +56,10 @@ CASES: dict[str, tuple[Launcher, Job]] = {
     "horovodrun-mpi": (horovodrun(), job(nics=("eth0",), ssh=OPTIONS)),
     "horovodrun-mpi5": (horovodrun(OMPI5), job()),
     "horovodrun-gloo": (horovodrun(None), job(controller="gloo", nics=("eth0", "eth1"), ssh=SSH)),
-    "horovodrun-elastic": (horovodrun(None), job(controller="gloo", elastic=Elastic(2, 8, "./discover.sh"))),
+    "horovodrun-elastic": (
+        horovodrun(None),
+        job(controller="gloo", elastic=Elastic(2, 8, "./discover.sh"), launcher_args=("--reset-limit", "3")),
+    ),
     "openmpi4-local": (OpenMpi(OMPI4, root=True), job(LOCAL)),
     "openmpi4": (OpenMpi(OMPI4), job(nics=("eth0",), ssh=OPTIONS, launcher_args=("--mca", "pml", "ucx"))),
     "openmpi4-system": (OpenMpi(OMPI4_SYSTEM), job()),
