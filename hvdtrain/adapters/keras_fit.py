@@ -138,7 +138,12 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
         model = self.model
         self._training = True
         self._layers = list(model._flatten_layers())
-        self._same("batches an epoch", self.params.get("steps"))
+        steps = [known for known, *_ in self._same("batches an epoch", self.params.get("steps"))]
+        if None in steps:  # a rank that has more than the others would wait for them without end
+            raise UsageError(
+                "the number of batches of the training data is not known",
+                "fit(steps_per_epoch=N) with a data set that repeats, or dataset.apply(tf.data.experimental.assert_cardinality(N))",
+            ).everywhere()
         self._prepare_optimizer()
         _refuse_xla(model)
         tensors = keras_state.arrays(model, model.optimizer)
@@ -252,7 +257,6 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._epoch_open:
             return
         self._epoch_open = False
-        self._hvd.join()  # a rank with fewer steps lets the others end theirs, to tell which one it is
         steps, samples, seen = self._progress.numpy().tolist()
         everyone = self._same("batches in this epoch", int(steps), samples, seen)
         if samples and len(set(everyone)) == 1:
