@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -175,7 +176,9 @@ class TorchAdapter:
             means over this rank's samples, and its units as a part of the global batch's samples.
         """
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, which takes 0.3 ms
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(seed)
         self.optimizer.zero_grad(set_to_none=True)
         means: Means = dict.fromkeys(self.figures, Mean())
         samples, all_units = sum(count for _, _, count in parts), 0.0
@@ -217,20 +220,19 @@ class TorchAdapter:
             self._scaler.unscale_(self.optimizer)
         if not values:
             return True
-        norm = torch.nn.utils.get_total_norm(values)
+        norm = float(torch.nn.utils.get_total_norm(values))
+        finite = math.isfinite(norm)
+        scale = 0.0
         if self._scaler is not None:
-            finite, scale = bool(norm.isfinite()), self._scaler.get_scale()
+            scale = self._scaler.get_scale()
             self._scaler.update()
-            if not finite and scale <= 1.0:  # what still overflows unscaled is none of the scaling's doing
-                blame_ranks()
-        else:
-            finite = bool(norm.isfinite())
-            if not finite:
-                blame_ranks()
+        if not finite and scale <= 1.0:  # what still overflows unscaled is none of the scaling's doing
+            blame_ranks()
         if finite and self.update.clip_norm is not None:
-            share = (self.update.clip_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does
-            for value in values:
-                value.mul_(share.to(value.device))
+            share = min(1.0, self.update.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ does
+            if share < 1.0:
+                for value in values:
+                    value.mul_(share)
         if finite and self.update.clip_value is not None:
             for value in values:
                 value.clamp_(-self.update.clip_value, self.update.clip_value)
