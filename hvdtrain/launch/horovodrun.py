@@ -46,7 +46,7 @@ class Horovodrun:
         self.limits.check(job)
         gloo = job.controller == "gloo" or job.elastic is not None
         if not gloo:
-            self._check_mpi()
+            self._check_mpi(job)
         argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:
             argv += ["--network-interfaces", ",".join(job.nics)]
@@ -63,7 +63,7 @@ class Horovodrun:
             env["PATH"] = with_folder_first(posixpath.dirname(path), env.get("PATH", "/usr/bin:/bin"))
         return Command(tuple(argv), env, inherit=False, files=files, secrets=environment.secrets(job.env))
 
-    def _check_mpi(self) -> None:
+    def _check_mpi(self, job: Job) -> None:
         if self.mpi is None:
             raise UsageError(
                 "horovodrun --mpi needs mpirun, and there is none here", "hvdtrain horovod install brings one; or use --gloo"
@@ -72,6 +72,10 @@ class Horovodrun:
             raise UsageError(
                 f"horovodrun does not recognise {self.mpi}",
                 "use --launcher mpirun, which starts the ranks with it directly, or --gloo",
+            )
+        if self.mpi.kind == "intel" and len({host.slots for host in job.hosts}) > 1:
+            raise UsageError(
+                f"horovodrun takes no unequal slots with Intel MPI ({colon_list(job.hosts[:8])})", "use --launcher mpirun"
             )
 
     def _hosts(self, job: Job) -> list[str]:

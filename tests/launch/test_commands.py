@@ -145,6 +145,7 @@ REFUSED = {
     "ipv6": (horovodrun(), job((Host("fd00::1"), Host("b"))), "horovodrun takes no IPv6 address"),
     "user": (horovodrun(), job((Host("a", user="al"), Host("b"))), "takes no user of a single host .al@a."),
     "mpich": (horovodrun(Mpi("mpich", (5, 0, 2), "mpirun")), job(), "horovodrun does not recognise MPICH 5.0.2"),
+    "intel": (horovodrun(INTEL), job(), "horovodrun takes no unequal slots with Intel MPI .node1:3,node2:1."),
     "no mpi": (horovodrun(None), job(), "horovodrun --mpi needs mpirun"),
     "too many": (horovodrun(), job(tuple(Host(f"node{n:05}", 8) for n in range(10_000))), "too long for horovodrun"),
     "gloo secret": (horovodrun(), Job(("x",), LOCAL, 2, {"MY_TOKEN": "s"}, "gloo"), "would show the secret MY_TOKEN"),
