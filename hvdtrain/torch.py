@@ -11,24 +11,20 @@ from __future__ import annotations
 
 import logging
 import random
-import socket
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
-from hvdtrain import consistency
+from hvdtrain import consistency, script
 from hvdtrain.adapters import torch_norm, torch_state
 from hvdtrain.adapters.torch import refuse_foreign
 from hvdtrain.adapters.torch_loop import Loop
 from hvdtrain.comm import Communicator
-from hvdtrain.comm.connect import connect
 from hvdtrain.data.torch import BatchSampler, DistributedSampler, RankLoader, batch_sampler
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.update import Update
-from hvdtrain.world import World
 
 __all__ = [
     "BatchSampler",
@@ -151,14 +147,12 @@ def is_primary() -> bool:
     return _comm().world.is_primary
 
 
-@cache
 def _comm() -> Communicator:
-    return connect(World.from_env(), "torch")
+    return script.communicator("torch")
 
 
-@cache
 def _hosts() -> tuple[str, ...]:
-    return tuple(_comm().allgather(socket.gethostname(), name="setup/hosts"))
+    return script.hosts("torch")
 
 
 def _sampler(loader: Any, seed: int, *, fill: bool) -> BatchSampler:

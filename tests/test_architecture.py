@@ -19,6 +19,7 @@ FLOORS = {
     "cli": 4,
     "": 4,  # hvdtrain/__init__.py and __main__.py: the face of the package
     "trainer": 3,
+    "script": 3,
     "torch": 3,
     "keras": 3,
     "worker": 3,
