@@ -352,7 +352,7 @@ def test_the_interface_is_the_one_that_the_hosts_share(cluster: Cluster, tmp_pat
     assert done.stdout.count("] 2\n") == 2
     wrong = cluster.run("node1", *words, "--nic", "nosuch0", "--", "hostname", cwd=tmp_path)
     assert wrong.returncode == 2
-    assert "node1 has no network interface 'nosuch0'" in wrong.stderr
+    assert "node1, node2 have no network interface 'nosuch0'" in wrong.stderr
     assert "eth0 (10.99.0.1/24" in wrong.stderr
 
 
@@ -363,8 +363,8 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(cluster: Cluster, 
     done = cluster.run("node1", *words, "--", "hostname", cwd=tmp_path)
     assert done.returncode == 1
     assert "node2: its host key is not known, or has changed" in done.stderr
-    for launcher in LAUNCHERS.values():
-        trusting = cluster.run("node1", *words[:-2], *launcher, "--no-host-key-check", "--", "hostname", cwd=tmp_path)
+    for launcher in ("mpirun", "horovodrun-mpi"):
+        trusting = cluster.run("node1", *words[:-2], *LAUNCHERS[launcher], "--no-host-key-check", "--", "hostname", cwd=tmp_path)
         assert trusting.returncode == 0, trusting.stdout + trusting.stderr
         assert "[1 node2] node2\n" in trusting.stdout
     # horovodrun would not check any key, and the question before the start is left out
