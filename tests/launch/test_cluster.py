@@ -364,7 +364,9 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(cluster: Cluster, 
     assert done.returncode == 1
     assert "node2: its host key is not known, or has changed" in done.stderr
     for launcher in ("mpirun", "horovodrun-mpi"):
-        trusting = cluster.run("node1", *words[:-2], *LAUNCHERS[launcher], "--no-host-key-check", "--", "hostname", cwd=tmp_path)
+        trusting = cluster.run(
+            "node1", *words[:-2], *LAUNCHERS[launcher], "--no-host-key-check", "--", "hostname", cwd=tmp_path
+        )
         assert trusting.returncode == 0, trusting.stdout + trusting.stderr
         assert "[1 node2] node2\n" in trusting.stdout
     # horovodrun would not check any key, and the question before the start is left out
