@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import MAX_ARGUMENT, Command, Job, colon_list, environment, ssh
+from hvdtrain.launch import MAX_ARGUMENT, Command, Job, colon_list, environment, is_identity, ssh
 from hvdtrain.launch.limits import Limits
 from hvdtrain.launch.mpi import Mpi, with_folder_first
 
@@ -103,7 +103,10 @@ class Horovodrun:
         needed = {
             name: value
             for name, value in self.environ
-            if environment.matches(name, patterns) and environment.is_portable(name) and not environment.is_secret(name)
+            if environment.matches(name, patterns)
+            and environment.is_portable(name)
+            and not environment.is_secret(name)
+            and not is_identity(name)
         }
         values = {**needed, **job.env}
         if self.mpi is not None and not gloo:  # it runs the mpirun that is first on PATH, and the ranks must load the same MPI

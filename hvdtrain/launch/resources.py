@@ -82,5 +82,10 @@ def gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def gpus_are_bound(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm shows each task GPUs of its own already (``--gpus-per-task``, ``--gpu-bind``): then what a rank sees is its."""
-    return any(environ.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"))
+    """Whether Slurm shows each task GPUs of its own already (``--gpus-per-task``, ``--gpu-bind``): then what a rank sees is its.
+
+    ``--gpu-bind=none`` shows every task all of them, also with GPUs per task. TRES per task may be CPUs alone.
+    """
+    bind = environ.get("SLURM_GPU_BIND", "").removeprefix("verbose,")
+    per_task = environ.get("SLURM_GPUS_PER_TASK") or "gpu" in environ.get("SLURM_TRES_PER_TASK", "")
+    return bind != "none" and bool(bind or per_task)

@@ -131,6 +131,12 @@ def test_the_arguments_of_the_program_come_last_and_unchanged(name: str) -> None
     assert launcher.command(the_job).argv[-len(ARGV) :] == ARGV
 
 
+def test_horovodrun_inside_a_job_hands_on_no_stale_rank() -> None:
+    shell = {**BASE, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "3", "OMPI_MCA_btl": "tcp"}
+    command = Horovodrun("horovodrun", OMPI4, tuple(shell.items())).command(job(LOCAL))
+    assert [name for name in command.environment(shell) if name.startswith(("OMPI_", "PMIX_"))] == ["OMPI_MCA_btl"]
+
+
 def test_a_secret_is_in_no_argument_and_not_in_what_is_printed() -> None:
     secret = Job(("train",), UNEQUAL, 4, {"HF_TOKEN": "hunter2"})
     for launcher in (OpenMpi(OMPI4), OpenMpi(OMPI5), Hydra(MPICH), Hydra(INTEL), Srun("srun"), horovodrun()):

@@ -83,3 +83,20 @@ def test_device_files_are_counted_in_order(tmp_path: Path) -> None:
         (tmp_path / "dev" / name).touch()
     assert resources.gpus({}, tmp_path) == ("0", "2", "10")
     assert resources.gpus({}, tmp_path / "nothing") == ()
+
+
+BOUND = {
+    ("SLURM_GPUS_PER_TASK=1",): True,
+    ("SLURM_TRES_PER_TASK=cpu=2,gres/gpu:a100=1",): True,
+    ("SLURM_TRES_PER_TASK=cpu=1",): False,
+    ("SLURM_GPU_BIND=map_gpu:0,1",): True,
+    ("SLURM_GPU_BIND=none",): False,
+    ("SLURM_GPU_BIND=verbose,none", "SLURM_GPUS_PER_TASK=1"): False,
+    (): False,
+}
+
+
+@pytest.mark.parametrize("variables", BOUND)
+def test_gpus_are_bound_where_slurm_gives_each_task_its_own(variables: tuple[str, ...]) -> None:
+    environ = dict(item.split("=", 1) for item in variables)
+    assert resources.gpus_are_bound(environ) == BOUND[variables]
