@@ -161,7 +161,7 @@ def _start(
     if probed:
         job = _probed(job, work, options["nic"], dry_run=dry_run)
     elif options["nic"]:
-        complete = not job.is_remote and elastic is None
+        complete = not job.is_remote
         _warn(nics.check(options["nic"], {"this machine": probe.interfaces()}, complete=complete).warnings)
     started = choice.launcher.command(job)
     if dry_run:
@@ -345,6 +345,7 @@ def _job(
         launch_dir=options["launch_dir"],
         elastic=elastic,
         grace_s=options["grace"],
+        here=detect.own_names(),
     )
     if job.is_remote and selection.left_out:
         names = "; ".join(f"{name} ({why})" for name, why in selection.left_out.items())

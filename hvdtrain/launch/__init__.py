@@ -99,6 +99,7 @@ class Job:
     ``env`` holds what every rank gets on top of what its host gives. ``launch_dir`` is a folder of this job's own, on this
     machine, for what its launcher reads and runs. ``tagged``: the ranks run under our relay, and the launcher is to mark
     each chunk of output with its rank if it can. ``subnet`` is that of ``nics``, where hosts name their interfaces differently.
+    ``here`` are this machine's own names, in small letters.
     """
 
     argv: tuple[str, ...]
@@ -115,10 +116,15 @@ class Job:
     launch_dir: str = ""
     elastic: Elastic | None = None
     tagged: bool = False
+    here: frozenset[str] = frozenset()
 
     @property
     def is_remote(self) -> bool:
-        return not all(is_this_machine(host.name) for host in self.hosts)
+        """Whether ranks may start on another machine. Nobody knows where those of an elastic job will."""
+        return self.elastic is not None or not all(map(self.is_here, self.hosts))
+
+    def is_here(self, host: Host) -> bool:
+        return is_this_machine(host.name) or host.name.lower() in self.here
 
     def file(self, name: str) -> str:
         """Where a file for the launcher goes."""

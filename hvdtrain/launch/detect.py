@@ -45,7 +45,6 @@ class Found:
     system: str = ""
     root: bool = False
     python: str = sys.executable
-    here: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,12 @@ def find(program: str, environ: Mapping[str, str]) -> str:
     if os.access(beside, os.X_OK):
         return str(beside)
     return shutil.which(program, path=environ.get("PATH")) or ""
+
+
+def own_names() -> frozenset[str]:
+    """This machine's name as it is and without its domain, in small letters."""
+    name = os.uname().nodename.lower()
+    return frozenset({name, name.partition(".")[0]})
 
 
 def look(environ: Mapping[str, str]) -> Found:
@@ -92,7 +97,6 @@ def look(environ: Mapping[str, str]) -> Found:
         ssh=shutil.which("ssh", path=environ.get("PATH")) or "",
         system=system,
         root=os.geteuid() == 0,
-        here=frozenset({os.uname().nodename, os.uname().nodename.partition(".")[0]}),
     )
 
 
@@ -148,7 +152,7 @@ def _best(found: Found, job: Job) -> Choice:
     if job.elastic is not None:
         return _named("horovodrun", found, "only Horovod's own launcher is elastic")
     if job.controller == "gloo":
-        if not job.is_remote:
+        if not job.is_remote and len(job.hosts) == 1:
             return _named("local", found, "Gloo on this machine alone needs no launcher")
         return _named("horovodrun", found, "Gloo on several hosts")
     if found.system == "slurm" and found.srun and found.pmi:
@@ -181,7 +185,7 @@ def _build(name: str, found: Found) -> Launcher | None:
     if name == "jsrun":
         return Jsrun(found.jsrun, found.allocated)
     if name == "local":
-        return Local(start_argv(found.python), found.here)
+        return Local(start_argv(found.python))
     if name == "mpirun":
         if found.mpi is None:
             return None

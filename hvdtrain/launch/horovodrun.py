@@ -57,7 +57,7 @@ class Horovodrun:
                 f"the command for {len(job.hosts)} hosts is too long for horovodrun", "use --launcher mpirun or srun"
             )
         env, files = self._environment(job, gloo), {}
-        if self.ssh and (job.is_remote or job.elastic is not None):
+        if self.ssh and job.is_remote:
             path, text = ssh.for_horovodrun(job, self.ssh)
             files[path] = text
             env["PATH"] = with_folder_first(posixpath.dirname(path), env.get("PATH", "/usr/bin:/bin"))

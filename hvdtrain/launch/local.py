@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import GRACE_S, Command, Job, environment, is_this_machine, processes
+from hvdtrain.launch import GRACE_S, Command, Job, environment, processes
 from hvdtrain.launch.limits import Limits
 
 
 @dataclass(frozen=True)
 class Local:
-    """``start`` is ``launch.start_argv``; ``here`` are names by which this machine is known."""
+    """``start`` is ``launch.start_argv``."""
 
     start: tuple[str, ...]
-    here: frozenset[str] = frozenset()
     name: str = "local"
     limits: ClassVar[Limits] = Limits(
         "the local launcher", ipv6=True, users=True, ports=True, odd_variables=True, arguments=False
@@ -37,8 +36,7 @@ class Local:
 
     def command(self, job: Job) -> Command:
         self.limits.check(job)
-        away = next((host.name for host in job.hosts if not is_this_machine(host.name) and host.name not in self.here), None)
-        if away is not None or len(job.hosts) > 1:
+        if job.is_remote or len(job.hosts) > 1:
             names = ", ".join(host.name for host in job.hosts[:8])
             raise UsageError(
                 f"the local launcher starts ranks on this machine only, got {names}", "use --launcher mpirun or horovodrun"

@@ -131,6 +131,22 @@ def test_the_arguments_of_the_program_come_last_and_unchanged(name: str) -> None
     assert launcher.command(the_job).argv[-len(ARGV) :] == ARGV
 
 
+DEVICES_GO_TO = {
+    "localhost": (job(LOCAL), True),
+    "this machine by its name": (job((Host("Node1", 2),), here=frozenset({"node1"})), True),
+    "others": (job(here=frozenset({"node1"})), False),
+    "whatever is discovered": (job(LOCAL, elastic=Elastic(1, 2, "d")), False),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES_GO_TO)
+def test_horovodrun_gives_the_devices_of_this_shell_to_this_machine_alone(name: str) -> None:
+    the_job, given = DEVICES_GO_TO[name]
+    shell = {**BASE, "CUDA_VISIBLE_DEVICES": "4,5"}
+    command = Horovodrun("horovodrun", OMPI4, tuple(shell.items()), "/usr/bin/ssh").command(the_job)
+    assert ("CUDA_VISIBLE_DEVICES" in command.env, bool(command.files)) == (given, not given)
+
+
 def test_horovodrun_inside_a_job_hands_on_no_stale_rank() -> None:
     shell = {**BASE, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "3", "OMPI_MCA_btl": "tcp"}
     command = Horovodrun("horovodrun", OMPI4, tuple(shell.items())).command(job(LOCAL))

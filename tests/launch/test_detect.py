@@ -20,6 +20,7 @@ HERE = Job(("x",), (Host("localhost", 2),), 2)
 AWAY = Job(("x",), (Host("node1", 1), Host("node2", 1)), 2)
 GLOO_HERE = Job(("x",), (Host("localhost", 2),), 2, controller="gloo")
 GLOO_AWAY = Job(("x",), (Host("node1", 1), Host("node2", 1)), 2, controller="gloo")
+GLOO_BY_NAME = Job(("x",), (Host("Me", 2),), 2, controller="gloo", here=frozenset({"me"}))
 ELASTIC = Job(("x",), (Host("node1", 2),), 2, controller="gloo", elastic=Elastic(1, 4, "/d.sh"))
 
 ALL = Found(mpi=OMPI, horovodrun="/env/bin/horovodrun")
@@ -30,6 +31,7 @@ CHOICES = {
     "open mpi": (ALL, AWAY, "mpirun", "Open MPI 4.1.8 is here, and starts faster than horovodrun"),
     "mpich": (Found(mpi=MPICH), HERE, "mpirun", "MPICH 5.0.2 is here, and starts faster than horovodrun"),
     "gloo here": (ALL, GLOO_HERE, "local", "Gloo on this machine alone needs no launcher"),
+    "gloo here by its own name": (ALL, GLOO_BY_NAME, "local", "Gloo on this machine alone needs no launcher"),
     "gloo away": (ALL, GLOO_AWAY, "horovodrun", "Gloo on several hosts"),
     "elastic": (ALL, ELASTIC, "horovodrun", "only Horovod's own launcher is elastic"),
     "slurm": (SLURM, AWAY, "srun", "inside a Slurm job, with pmix"),
@@ -104,6 +106,6 @@ def test_the_program_beside_this_python_comes_before_the_one_on_path(tmp_path: P
     assert detect.find("mpirun", environ) == str(tmp_path / "env" / "mpirun")
     found = detect.look(environ)
     assert found.mpi == Mpi("openmpi", (4, 0, 7), str(tmp_path / "env" / "mpirun"), str(tmp_path))
-    assert os.uname().nodename in found.here
+    assert os.uname().nodename.lower() in detect.own_names()
     (tmp_path / "env" / "mpirun").write_text("#!/bin/sh\necho 'mpirun from another planet'\n")
     assert "another planet" in detect.look(environ).problem
