@@ -66,16 +66,23 @@ def run(
                 f"cannot start {command.argv[0]}: {error.strerror}", "is it installed? see: hvdtrain run --dry-run"
             ) from None
         try:
-            forwarding.attach(process)
+            forwarding.attach(process.pid)
             with ending_after_us(process.pid, patience_s):
-                _forward(process, on_event, patience_s)
+                _forward(process, on_event, forwarding.end)
         finally:
-            end(process.pid, patience_s)
+            processes.signal_group(process.pid, signal.SIGKILL)  # what it has left behind
             forwarding.detach()  # once it is reaped, its number may be another's
             code = process.wait()
     if forwarding.received is not None:
         return 128 + forwarding.received
     return 128 - code if code < 0 else code
+
+
+def end_within(patience_s: float, tell: Callable[[int], object]) -> None:
+    """SIGTERM now and SIGKILL when time is up, by the alarm clock: whoever reads what is said meanwhile can go on reading."""
+    signal.signal(signal.SIGALRM, lambda number, frame: tell(signal.SIGKILL))
+    signal.setitimer(signal.ITIMER_REAL, patience_s)
+    tell(signal.SIGTERM)
 
 
 @contextmanager
@@ -105,15 +112,17 @@ def _watch(reads: int, group: int, patience_s: float) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     os.closerange(0, reads)
     os.closerange(reads + 1, 1 << 16)
-    if os.read(reads, 1) == b"":
-        end_at = time.monotonic() + patience_s
-        processes.signal_group(group, signal.SIGTERM)
-        while processes.signal_group(group, 0):
-            if time.monotonic() > end_at:
-                processes.signal_group(group, signal.SIGKILL)
-                break
-            time.sleep(0.05)
-    os._exit(0)
+    if os.read(reads, 1) != b"":
+        os._exit(0)
+
+    def tell(number: int) -> None:
+        if not processes.signal_group(group, number) or number == signal.SIGKILL:
+            os._exit(0)
+
+    end_within(patience_s, tell)
+    while True:
+        tell(0)
+        time.sleep(0.05)
 
 
 def write_files(files: Mapping[str, str]) -> None:
@@ -130,58 +139,73 @@ def write_files(files: Mapping[str, str]) -> None:
 
 
 class Forwarding(AbstractContextManager["Forwarding"]):
-    """While this is open, signals to us end the attached process, first politely, then by force. ``received`` is the first."""
+    """While this is open, signals to us end the attached process, first politely, then by force. ``received`` is the first.
+
+    The polite end is told to the process alone, so that it can end other hosts' ranks through what it has started.
+    """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self, patience_s: float = PATIENCE_S, on_signal: Callable[[], None] = lambda: None) -> None:
         self._patience_s, self._on_signal = patience_s, on_signal
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid, self._is_ending = 0, False
         self._stack = ExitStack()
         self.received: int | None = None
 
-    def attach(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def attach(self, pid: int) -> None:
+        """``pid`` leads a group of its own, and is not reaped before ``detach``."""
+        self._pid = pid
         if self.received is not None:
-            self._end_politely(process)
+            self.end()
 
     def detach(self) -> None:
-        self._process = None
+        self._pid = 0
+
+    def end(self) -> None:
+        """Politely, by force when ``patience_s`` is over. Asked for again, the time is not longer."""
+        if not self._is_ending:
+            self._is_ending = True
+            end_within(self._patience_s, self._tell)
+
+    def _tell(self, number: int) -> None:
+        if self._pid and number == signal.SIGKILL:
+            processes.signal_group(self._pid, number)
+        elif self._pid:
+            os.kill(self._pid, number)
 
     def __enter__(self) -> Forwarding:
-        for number in (*self.SIGNALS, signal.SIGALRM):
+        self._stack.callback(signal.signal, signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        self._stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+        for number in self.SIGNALS:
             before = signal.getsignal(number)
-            if before is not signal.SIG_IGN or number == signal.SIGALRM:
+            if before is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
                 self._stack.callback(signal.signal, number, before)
-        self._stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stack.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        again = self.received is not None
-        if number != signal.SIGALRM and not again:
-            self.received = number
-            self._on_signal()
-        if self._process is None:
+        if self.received is not None:
+            self._tell(signal.SIGKILL)
             return
-        if again or number == signal.SIGALRM:
-            processes.signal_group(self._process.pid, signal.SIGKILL)
-        else:
-            self._end_politely(self._process)
-
-    def _end_politely(self, process: subprocess.Popen[bytes]) -> None:
-        os.kill(process.pid, signal.SIGTERM)
-        signal.setitimer(signal.ITIMER_REAL, self._patience_s)
+        self.received = number
+        self._on_signal()
+        if self._pid:
+            self.end()
 
 
-def _forward(process: subprocess.Popen[bytes], on_event: Observer, patience_s: float) -> None:
-    """Until the launcher is gone and both streams end; what it left behind may hold them open, so not long after it is gone."""
+def _forward(process: subprocess.Popen[bytes], on_event: Observer, end: Callable[[], None]) -> None:
+    """Until the launcher is gone and both streams end; what it left behind may hold them open, so not long after it is gone.
+
+    What the observer raises ends the launcher, and is raised when it is gone: nobody may stop reading before, for a launcher
+    that cannot get rid of its last words does not end.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     gone_at, end_at = 0.0, math.inf
+    raised: BaseException | None = None
     with selectors.DefaultSelector() as selector, process.stdout, process.stderr, ExitStack() as stack:
         exited = os.pidfd_open(process.pid)
         stack.callback(os.close, exited)
@@ -198,25 +222,19 @@ def _forward(process: subprocess.Popen[bytes], on_event: Observer, patience_s: f
                 decoder, is_error = key.data
                 data = os.read(key.fd, 65536)
                 for event in decoder.feed(data) if data else decoder.close():
-                    wait_s = on_event(event, is_error)
+                    if raised is not None:
+                        break
+                    try:
+                        wait_s = on_event(event, is_error)
+                    except BaseException as error:
+                        raised, wait_s = error, 0.0
                     if wait_s is not None:
                         end_at = min(end_at, time.monotonic() + wait_s)
                 if not data:
                     selector.unregister(key.fileobj)
             if time.monotonic() > end_at and not gone_at:
-                end(process.pid, patience_s)
+                end()
             if gone_at and time.monotonic() - gone_at > _DRAIN_S:
                 break
-
-
-def end(pid: int, patience_s: float = PATIENCE_S) -> None:
-    """End what is left of a child of ours and its group: politely, so that it can end other hosts' ranks, then by force.
-
-    It is not reaped here: until it is, its number is its own and its group's.
-    """
-    if not processes.has_ended(pid):
-        os.kill(pid, signal.SIGTERM)
-        end_at = time.monotonic() + patience_s
-        while not processes.has_ended(pid) and time.monotonic() < end_at:
-            time.sleep(0.02)
-    processes.signal_group(pid, signal.SIGKILL)
+    if raised is not None:
+        raise raised

@@ -41,10 +41,15 @@ def start(tmp_path: Path, trap: str, *before: str, shell: str = "") -> tuple[sub
     running = subprocess.Popen(argv, cwd=Path(process.__file__).parents[2])
     deadline = time.monotonic() + 20
     files = [tmp_path / "pid.a", tmp_path / "pid.b"]
-    while not all(path.exists() and path.read_text().strip() for path in files):
+    while not all(path.exists() and is_sleep(path.read_text().strip()) for path in files):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return running, [int(path.read_text()) for path in files]
+
+
+def is_sleep(pid: str) -> bool:
+    """Whether the child is what it is to be: before that, it is a shell that has its parent's trap and swallows a signal."""
+    return bool(pid) and Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
 
 
 def alive(pid: int) -> bool:
@@ -105,6 +110,43 @@ def test_the_observer_can_set_a_time_for_the_end() -> None:
     code = process.run(Command(("/bin/sh", "-c", "echo failed; exec sleep 60")), os.environ, lambda event, is_error: 0.5)
     assert code == 143
     assert 0.4 < time.monotonic() - started < 5
+
+
+#: A launcher that has much to say when it is told to end (more than a pipe holds), and then ends in its own way.
+WORDY = """
+trap 'i=0; while [ $i -lt 4000 ]; do echo "last words, last words, last words, last words"; i=$((i+1)); done; touch "$0"; exit 7' TERM
+echo failed
+while :; do sleep 0.05; done
+"""
+
+
+def test_a_launcher_can_get_rid_of_its_last_words(tmp_path: Path) -> None:
+    seen: list[frames.Event] = []
+
+    def on_event(event: frames.Event, is_error: bool) -> float:
+        seen.append(event)
+        return 0.1
+
+    assert process.run(Command(("/bin/sh", "-c", WORDY, str(tmp_path / "end"))), os.environ, on_event) == 7
+    assert len(seen) == 4001
+
+
+def test_a_launcher_can_get_rid_of_its_last_words_when_the_observer_has_failed(tmp_path: Path) -> None:
+    def on_event(event: frames.Event, is_error: bool) -> None:
+        raise HvdtrainError("enough")
+
+    with pytest.raises(HvdtrainError, match="enough"):
+        process.run(Command(("/bin/sh", "-c", WORDY, str(tmp_path / "end"))), os.environ, on_event)
+    assert (tmp_path / "end").exists()
+
+
+def test_a_launcher_that_does_not_listen_is_killed_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(process, "_LAUNCHERS_OWN_S", 0.3)
+    started = time.monotonic()
+    script = "trap '' TERM; echo failed; while :; do sleep 0.05; done"
+    assert process.run(Command(("/bin/sh", "-c", script)), os.environ, lambda event, is_error: 0.1) == 137
+    assert 0.3 < time.monotonic() - started < 4
 
 
 def test_a_launcher_that_closes_its_output_is_waited_for() -> None:
