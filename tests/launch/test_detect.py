@@ -74,6 +74,17 @@ def test_the_users_word_counts(name: str) -> None:
     assert (choice.launcher.name, choice.reason) == (name, "asked for with --launcher")
 
 
+@pytest.mark.parametrize("variable", ["HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "OMPI_MCA_plm_rsh_agent"])
+def test_a_way_to_other_hosts_of_the_users_own_is_left_alone(variable: str) -> None:
+    """As in Kubernetes: no ssh, so no question over ssh and no program of ours in its place."""
+    plain = Found(mpi=MPICH, ssh="/usr/bin/ssh")
+    agent = Found(mpi=MPICH, ssh="/usr/bin/ssh", environ={variable: "/etc/mpi/kubexec.sh"})
+    for found, ours in ((plain, True), (agent, False)):
+        choice = choose("mpirun", found, AWAY)
+        assert detect.uses_ssh(choice, found, AWAY) is ours
+        assert ("-launcher-exec" in choice.launcher.command(AWAY).argv) is ours
+
+
 PMI = {
     "MPI plugin types are...\n\tnone\n\tpmi2\n\tcray_shasta\n\tpmix\nspecific pmix plugin versions available: pmix_v4": (
         "pmix",
