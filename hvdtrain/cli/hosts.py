@@ -18,7 +18,6 @@ from hvdtrain.launch import (
     dialects,
     filters,
     fit,
-    hostfile,
     is_this_machine,
     place,
     placement,
@@ -235,13 +234,7 @@ def convert(path: str | None, hosts: str | None, include: tuple[str, ...], exclu
 
 
 def _listed(path: str | None, hosts: str | None, *, strict: bool = False) -> Hosts:
-    if path is not None and hosts is not None:
-        raise UsageError("both a hostfile and -H are given", "give one of them")
-    if path is not None:
-        return hostfile.read(path, strict=strict)
-    if hosts is not None:
-        return hostfile.parse_option(hosts, strict=strict)
-    found = allocation.from_environment(os.environ)
+    found = allocation.hosts(os.environ, hosts, path, strict=strict)
     if found is None:
         raise UsageError(
             "no hosts: no hostfile, no -H, and this shell is in no Slurm, PBS or LSF job", "hvdtrain hosts show HOSTFILE"

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -42,6 +41,7 @@ from hvdtrain.launch import (
     relay,
     start_argv,
 )
+from hvdtrain.launch.verdict import judge
 from hvdtrain.launch.watch import Watch
 from hvdtrain.rundir import RunDir
 
@@ -208,7 +208,7 @@ def _warn(sentences: Iterable[str]) -> None:
 
 def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: output.Style, log_dir: Path | None) -> int:
     """Run the command, show what the ranks say, and turn a failure into a JobError that tells the earliest one."""
-    watch = Watch(job.hosts if job.elastic is None else None, work.errors, job.env.get(failures.JOB_VARIABLE, ""))
+    watch = Watch(job, work.errors)
     files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
 
     def on_event(event: frames.Event, is_error: bool) -> float | None:
@@ -235,9 +235,10 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
     finally:
         if files is not None:
             files.close()
-    if not code and (job.elastic is not None or not watch.failures()):
-        return 0
-    raise _job_error(code, watch, work.run_dir)
+    failed = judge(code, watch, work.run_dir)
+    if failed is not None:
+        raise JobError(failed.message, failed.hint, exit_code=failed.exit_code)
+    return code
 
 
 def _all_here(hosts: Sequence[Host]) -> bool:
@@ -246,47 +247,13 @@ def _all_here(hosts: Sequence[Host]) -> bool:
     return all(probe.is_here(host.name, addresses) for host in hosts)
 
 
-def _job_error(code: int, watch: Watch, run_dir: Path | None) -> JobError:
-    """What to tell: the earliest failure; else why there is none to tell."""
-    found = watch.failures()
-    why, hint = _why_gone(watch)
-    if found:
-        code = failures.exit_code(found, code)
-        if why and all(failure.is_consequence for failure in found):
-            return JobError(f"{why}\n{failures.bystanders(found)}", hint, exit_code=code)
-        message = failures.report(found)
-        return JobError(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, exit_code=code)
-    if watch.was_signalled or code in (129, 130, 143):
-        again = f"go on from the last checkpoint: the same command with --run-dir {run_dir}" if run_dir else ""
-        return JobError(f"the job was ended by a signal ({signal.Signals(code - 128).name})", again, exit_code=code)
-    ended = f"the launcher ended with exit code {code}"
-    if watch.never_started():
-        return JobError(f"{ended}; never started: {_some(watch.never_started())}", "see its message above", exit_code=code)
-    if why:
-        return JobError(f"{ended}; {why}", hint, exit_code=code)
-    if watch.silent():
-        return JobError(f"{ended}; no word from {_some(watch.silent())}", "see its message above", exit_code=code)
-    return JobError(f"{ended}, though no rank failed", "see its message above", exit_code=code)
-
-
-def _why_gone(watch: Watch) -> tuple[str, str]:
-    """Why ranks may be missing that did not fail (their host is silent, or they left before the others), and a hint; or empty."""
-    lost, early = watch.silent_hosts(), watch.left_early()
-    if lost:
-        return f"no word from {_some(lost)}: is the host, or its network, down?", ""
-    gone = f"{_some(early)} ended with exit code 0 while the others went on" if early else ""
-    return gone, "look for os._exit, sys.exit or a return that not all ranks take" if early else ""
-
-
-def _some(names: Sequence[str], limit: int = 8) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
 def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Elastic | None, int]:
     """The hosts as they will be used, and the number of ranks."""
     elastic = _elastic(options["min_np"], options["max_np"], options["host_discovery_script"], options["np"])
     np: int | None = options["np"] if options["np"] is not None or elastic is None else elastic.min_np
-    listed = _listed(base, options["hosts"], options["hostfile"], options["strict"], np)
+    listed = allocation.hosts(base, options["hosts"], options["hostfile"], strict=options["strict"])
+    if listed is None:
+        listed = hostfile.Hosts((Host("localhost", max(np or 1, 1)),), "this machine")
     _warn(listed.warnings)
     kept = filters.apply(listed.hosts, options["include"], options["exclude"])
     count = sum(host.slots for host in kept) if np is None else np
@@ -295,17 +262,6 @@ def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host
     if elastic is None and filters.unused(listed.hosts, used):
         click.secho(filters.unused_text(listed.hosts, used), err=True, dim=True)
     return used, elastic, count
-
-
-def _listed(base: dict[str, str], hosts: str | None, path: str | None, strict: bool, np: int | None) -> hostfile.Hosts:
-    """The hosts that were named; else those of the batch system; else this machine."""
-    if hosts is not None and path is not None:
-        raise UsageError("both -H and --hostfile are given", "use one of them")
-    if path is not None:
-        return hostfile.read(path, strict=strict)
-    if hosts is not None:
-        return hostfile.parse_option(hosts, strict=strict)
-    return allocation.from_environment(base) or hostfile.Hosts((Host("localhost", max(np or 1, 1)),), "this machine")
 
 
 def _elastic(min_np: int | None, max_np: int | None, script: str | None, np: int | None) -> Elastic | None:
@@ -331,12 +287,12 @@ def _job(
         given.update(environment.read_file(path))
     unchecked = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null") if options["no_host_key_check"] else ()
     selection = environment.select(base, options["env"], given)
-    name = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.errors is not None else {}
+    job_name = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.errors is not None else {}
     job = Job(
         argv=work.argv,
         hosts=hosts,
         np=np,
-        env={**_defaults(base), **selection.values, **name},
+        env={**_defaults(base), **selection.values, **job_name},
         controller="mpi" if options["mpi"] and elastic is None else "gloo",
         cwd=str(Path.cwd()),
         nics=options["nic"],

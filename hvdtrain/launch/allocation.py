@@ -1,4 +1,4 @@
-"""The hosts that a batch system gave to this job: Slurm, PBS or LSF."""
+"""The hosts that are meant: those that the user names, else those that a batch system gave to this job: Slurm, PBS or LSF."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from collections.abc import Mapping
 from hvdtrain.errors import UsageError, shown
 from hvdtrain.launch import Host, hostfile, nodelist
 from hvdtrain.launch.hostfile import Hosts
+
+
+def hosts(environ: Mapping[str, str], named: str | None, path: str | None, *, strict: bool = False) -> Hosts | None:
+    """The hosts ``named`` with -H, or those of the hostfile ``path``; else those of the batch job; None outside of one."""
+    if named is not None and path is not None:
+        raise UsageError("both -H and a hostfile are given", "give one of them")
+    if path is not None:
+        return hostfile.read(path, strict=strict)
+    return hostfile.parse_option(named, strict=strict) if named is not None else from_environment(environ)
 
 
 def from_environment(environ: Mapping[str, str]) -> Hosts | None:

@@ -45,7 +45,6 @@ class Line:
 class Started:
     rank: int
     host: str
-    info: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ def encode(rank: int, host: str, kind: Kind, text: str, *, progress: bool = Fals
         yield f"{START}{rank} {kind}{flag} {host}{TEXT}{piece}\n".encode("utf-8", "backslashreplace")
 
 
-def encode_json(rank: int, host: str, kind: Kind, info: Mapping[str, Any]) -> Iterator[bytes]:
-    return encode(rank, host, kind, json.dumps(info))
+def encode_ended(rank: int, host: str, info: Mapping[str, Any]) -> Iterator[bytes]:
+    return encode(rank, host, "x", json.dumps(info))
 
 
 def words_line(record: Mapping[str, Any]) -> str:
@@ -163,6 +162,9 @@ class Decoder:
             return
         del self._texts[rank, kind]
         text = "".join(pieces).replace(f"]{GUARD}<", "]<")
+        if kind == b"s":
+            yield Started(rank, host)
+            return
         if kind in b"oe":
             yield Line(rank, host, "out" if kind == b"o" else "err", text, progress=flag == b"r")
             return
@@ -171,4 +173,4 @@ class Decoder:
         except ValueError:
             yield Note(text, rank)
             return
-        yield (Started if kind == b"s" else Ended)(rank, host, info)
+        yield Ended(rank, host, info)

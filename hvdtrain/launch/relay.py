@@ -48,12 +48,12 @@ class Wire:
     def line(self, kind: frames.Kind, text: str, *, progress: bool = False) -> None:
         self._write(frames.encode(self._rank, self._host, kind, text, progress=progress))
 
-    def started(self, **info: Any) -> None:
-        self._write(frames.encode_json(self._rank, self._host, "s", {"pid": os.getpid(), "time": time.time(), **info}))
+    def started(self) -> None:
+        self._write(frames.encode(self._rank, self._host, "s", ""))
 
     def ended(self, code: int, words: Mapping[str, Any], *, told: int = 0) -> None:
         info = {"time": time.time(), **words, "code": code, "told": told}
-        self._write(frames.encode_json(self._rank, self._host, "x", info))
+        self._write(frames.encode_ended(self._rank, self._host, info))
 
     def _write(self, parts: Iterable[bytes]) -> None:
         for part in parts:
@@ -77,7 +77,7 @@ class Relay:
         self._said = ""  # the exception that the rank had told of by then
         self._words: dict[str, Any] = {}
 
-    def run(self, argv: Sequence[str], environ: Mapping[str, str], cpus: int, ready: Callable[[], None]) -> int:
+    def run(self, argv: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None]) -> int:
         """Start, forward, wait; the rank's exit code (128 + n for signal n)."""
         processes.adopt_orphans()
         for number in keeper.ENDING:
@@ -86,7 +86,7 @@ class Relay:
             signal.signal(number, self._pass_on)
         signal.signal(signal.SIGALRM, self._kill)
         ready()
-        self._wire.started(cpus=cpus)
+        self._wire.started()
         try:
             self._child = subprocess.Popen(
                 argv,
@@ -220,4 +220,4 @@ def main(argv: Sequence[str]) -> int:
         wire.ended(128 + number, {"error": f"its relay was {failures.describe_signal(number)}"}, told=told)
 
     relay = Relay(wire, args.grace)
-    return keeper.keep(lambda ready: relay.run(argv[at + 1 :], {**os.environ, **extra}, cpus, ready), lost)
+    return keeper.keep(lambda ready: relay.run(argv[at + 1 :], {**os.environ, **extra}, ready), lost)

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from hvdtrain.launch import Host, failures, place
+from hvdtrain.launch import Job, failures, place
 from hvdtrain.launch.failures import Failure
-from hvdtrain.launch.frames import Ended, Event, Line, Note, Started
-
-_NOTES_KEPT = 30
+from hvdtrain.launch.frames import Ended, Event, Line, Started
 
 
 class Watch:
     """Feed it every event; afterwards ask for the failures.
 
     Args:
-        hosts: the plan; ranks that start elsewhere mean that the launcher did not read it. None: there is no plan (elastic).
-        errors: where ranks leave their last words, if they do.
-        job: the name of this job in them; those of other jobs are left alone.
+        job: its hosts are the plan (but an elastic job has none); ranks that start elsewhere mean that the launcher did not read it.
+        errors: where ranks leave their last words, if they do. Those of other jobs are left alone.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[Host] | None,
-        errors: Path | None = None,
-        job: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._errors, self._job, self._clock = errors, job, clock
-        self._has_plan = hosts is not None
-        self._planned = [(slot.host.name, slot.node_rank) for slot in place(hosts or ())]
+    def __init__(self, job: Job, errors: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._errors, self._clock = errors, clock
+        self._name = job.env.get(failures.JOB_VARIABLE, "")
+        self.is_elastic = job.elastic is not None
+        #: whether ranks tell of their start and their end (through relays)
+        self.hears_ranks = job.tagged
+        has_plan = self.hears_ranks and not self.is_elastic
+        self._planned = [(slot.host.name, slot.node_rank) for slot in place(job.hosts)] if has_plan else []
         self._started: dict[int, str] = {}
         #: whether a rank has failed by itself
         self.any_failed = False
@@ -39,7 +34,6 @@ class Watch:
         self._began_at: float | None = None
         self._ended_at: dict[int, float] = {}
         self._before_signal: list[Failure] | None = None
-        self._notes: list[str] = []
         self._last_line: dict[int, str] = {}
 
     def see(self, event: Event) -> None:
@@ -53,21 +47,12 @@ class Watch:
                 self._ended[rank] = event
                 self._ended_at[rank] = self._clock()
                 self.any_failed |= _is_failure(event)
-            case Note(text=text) if text.strip():
-                self._notes = [*self._notes[-_NOTES_KEPT + 1 :], text]
             case _:
                 pass
 
-    @property
-    def notes(self) -> Sequence[str]:
-        """The last lines that the launcher itself wrote."""
-        return self._notes
-
     def misplaced(self) -> str:
         """A sentence if the ranks that have started are not where they were planned, else empty."""
-        if not self._has_plan:
-            return ""
-        if len(self._started) < len(self._planned):
+        if not self._planned or len(self._started) < len(self._planned):
             return ""  # for a wrong number of ranks, too, this is the time to say so
         if max(self._started) >= len(self._planned):
             return f"rank {max(self._started)} started, but {len(self._planned)} ranks were planned"
@@ -97,7 +82,7 @@ class Watch:
                 record = {"time": 0, **ended.info, "rank": rank, "host": ended.info.get("host") or ended.host}
                 failure = Failure.from_record(record).with_code(int(ended.info["code"]))
                 found[rank] = failure.with_last_line(self._last_line.get(rank, ""))
-        for failure in failures.read(self._errors, self._job) if with_files and self._errors is not None else []:
+        for failure in failures.read(self._errors, self._name) if with_files and self._errors is not None else []:
             rank = failure.rank
             if rank not in self._ended or (rank in found and not found[rank].phase):
                 found[rank] = failure

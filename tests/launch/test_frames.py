@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.launch import frames
-from hvdtrain.launch.frames import Decoder, Ended, Line, Note, Started, encode, encode_json
+from hvdtrain.launch.frames import Decoder, Ended, Line, Note, Started, encode, encode_ended
 
 TAGS = {
     "open mpi 4": lambda rank: f"[1,{rank}]<stdout>:",
@@ -73,8 +73,8 @@ def test_text_before_a_frame_on_the_same_line_is_kept() -> None:
 
 def test_started_and_ended_carry_values_of_any_length() -> None:
     info = {"code": 1, "error": "é\n\x1e", "traceback": "line\n" * 2000}
-    data = b"".join(encode_json(2, "n", "s", {"pid": 1})) + b"".join(encode_json(2, "n", "x", info))
-    assert decode(data, 7) == [Started(2, "n", {"pid": 1}), Ended(2, "n", info)]
+    data = b"".join(encode(2, "n", "s", "")) + b"".join(encode_ended(2, "n", info))
+    assert decode(data, 7) == [Started(2, "n"), Ended(2, "n", info)]
 
 
 def test_a_carriage_return_marks_progress_and_bad_bytes_are_made_text() -> None:

@@ -167,7 +167,7 @@ def test_hosts_come_through_a_pipe(shell: str) -> None:
 REFUSED = {
     ("show",): "no hosts: no hostfile, no -H, and this shell is in no Slurm, PBS or LSF job",
     ("check", "nope"): "hostfile 'nope' does not exist",
-    ("convert", "nope", "-H", "a:1", "--to", "pbs"): "both a hostfile and -H are given",
+    ("convert", "nope", "-H", "a:1", "--to", "pbs"): "both -H and a hostfile are given",
     ("show", "-H", "a:1", "-np", "2"): "2 processes requested, '-H a:1' offers 1 slot (a: 1)",
     ("show", "-H", "a:1", "-np", "1000000000"): "1000000000 ranks are more than a job can have (250000)",
     ("check", "-H", "a", "--exclude", "b"): "--exclude b: there is no host 'b'",

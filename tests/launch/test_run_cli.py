@@ -94,7 +94,7 @@ REFUSED = {
     ("run", "-np", "2", "nope.py:build"): "recipe 'nope.py' does not exist",
     ("run", "-np", "2", "hostname"): "'hostname' is no recipe (to start a program, put -- before it)",
     ("run", "--hostfile", "nope", "recipe.py"): "hostfile 'nope' does not exist",
-    ("run", "--hostfile", "nope", "-H", "a:1", "recipe.py"): "both -H and --hostfile are given",
+    ("run", "--hostfile", "nope", "-H", "a:1", "recipe.py"): "both -H and a hostfile are given",
     ("run", "-np", "8", "-H", "node01:4,node02:2", "recipe.py"): (
         "8 processes requested, '-H node01:4,node02:2' offers 6 slots (node01: 4, node02: 2)"
     ),
@@ -183,6 +183,12 @@ def test_a_failed_program_is_a_failed_job_with_its_code(script: str, code: int, 
     script = f'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then {script}; fi; sleep 60'
     assert main(["run", "-np", "2", "--launcher", "mpirun", "--", "sh", "-c", script]) == code
     assert "Error: " in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
+def test_bare_ranks_are_not_said_to_have_never_started(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "2", "--gloo", "--no-relay", "--", "sh", "-c", "exit 7"]) == 7
+    assert "Error: the launcher ended with exit code 7\nHint: see its message above\n" in capfd.readouterr().err
 
 
 #: Fails as ``hvdtrain train`` does, with last words: rank 1 at once if argv says so, the others when they are told to end.

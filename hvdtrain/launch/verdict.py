@@ -1,0 +1,63 @@
+"""What is to be told about a job that has ended: the earliest failure; else why there is none to tell."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.launch import failures
+from hvdtrain.launch.watch import Watch
+
+_SEE_ABOVE = "see its message above"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A job's failure for people, and its exit code."""
+
+    message: str
+    hint: str
+    exit_code: int
+
+
+def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | None:
+    """From the launcher's exit code and what was seen of the ranks; None for a job that ended well.
+
+    An elastic job has ended well if its launcher says so, whichever of its ranks failed on the way.
+    """
+    found = watch.failures()
+    if not code and (watch.is_elastic or not found):
+        return None
+    why, hint = _why_gone(watch)
+    if found:
+        code = failures.exit_code(found, code)
+        if why and all(failure.is_consequence for failure in found):
+            return Verdict(f"{why}\n{failures.bystanders(found)}", hint, code)
+        message = failures.report(found)
+        return Verdict(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, code)
+    if watch.was_signalled or code in (129, 130, 143):
+        again = f"go on from the last checkpoint: the same command with --run-dir {run_dir}" if run_dir else ""
+        return Verdict(f"the job was ended by a signal ({signal.Signals(code - 128).name})", again, code)
+    ended = f"the launcher ended with exit code {code}"
+    if watch.never_started():
+        return Verdict(f"{ended}; never started: {_some(watch.never_started())}", _SEE_ABOVE, code)
+    if why:
+        return Verdict(f"{ended}; {why}", hint, code)
+    if watch.silent():
+        return Verdict(f"{ended}; no word from {_some(watch.silent())}", _SEE_ABOVE, code)
+    return Verdict(f"{ended}, though no rank failed" if watch.hears_ranks else ended, _SEE_ABOVE, code)
+
+
+def _why_gone(watch: Watch) -> tuple[str, str]:
+    """Why ranks may be missing that did not fail (their host is silent, or they left before the others), and a hint; or empty."""
+    lost, early = watch.silent_hosts(), watch.left_early()
+    if lost:
+        return f"no word from {_some(lost)}: is the host, or its network, down?", ""
+    gone = f"{_some(early)} ended with exit code 0 while the others went on" if early else ""
+    return gone, "look for os._exit, sys.exit or a return that not all ranks take" if early else ""
+
+
+def _some(names: Sequence[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,86 @@
+"""What is told about a job that has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.launch import Elastic, Host, Job
+from hvdtrain.launch.frames import Ended, Event, Started
+from hvdtrain.launch.verdict import Verdict, judge
+from hvdtrain.launch.watch import Watch
+
+JOB = Job(("x",), (Host("node1", 1), Host("node2", 2)), 3, tagged=True)
+BARE = replace(JOB, tagged=False)
+ELASTIC = replace(JOB, elastic=Elastic(1, 4, "d"))
+ALL_STARTED = (Started(0, "node1"), Started(1, "node2"), Started(2, "node2"))
+FAILED = Ended(1, "node2", {"code": 3, "told": 0, "time": 2.0, "phase": "train", "error": "ValueError: mine", "hint": "do"})
+MISSES_IT = Ended(0, "node1", {"code": 1, "told": 0, "time": 1.0, "error": "HorovodInternalError"})
+ABOVE = "see its message above"
+
+#: job, launcher's exit code, events -> verdict
+CASES: dict[str, tuple[Job, int, tuple[Event, ...], Verdict | None]] = {
+    "all is well": (JOB, 0, ALL_STARTED, None),
+    "a rank failed": (
+        JOB,
+        1,
+        (*ALL_STARTED, MISSES_IT, FAILED),
+        Verdict(
+            "rank 1 on node2 failed first in phase 'train': ValueError: mine\nrank 0 stopped because of that",
+            "do",
+            3,
+        ),
+    ),
+    "a rank failed and the launcher did not mind": (
+        JOB,
+        0,
+        (*ALL_STARTED, Ended(0, "node1", {"code": 0, "told": 0}), FAILED),
+        Verdict("rank 1 on node2 failed first in phase 'train': ValueError: mine", "do", 3),
+    ),
+    "an elastic job outlives a rank": (ELASTIC, 0, (*ALL_STARTED, FAILED), None),
+    "a host is silent": (
+        JOB,
+        1,
+        (*ALL_STARTED, MISSES_IT),
+        Verdict("no word from node2: is the host, or its network, down?\nrank 0 stopped because of that", "", 1),
+    ),
+    "a rank left early": (
+        JOB,
+        1,
+        (*ALL_STARTED, Ended(2, "node2", {"code": 0, "told": 0}), Ended(0, "node1", {"code": 143, "told": 15})),
+        Verdict(
+            "the launcher ended with exit code 1; rank 2 on node2 (after 0.0 s) ended with exit code 0 while the others went on",
+            "look for os._exit, sys.exit or a return that not all ranks take",
+            1,
+        ),
+    ),
+    "ranks never came": (
+        JOB,
+        213,
+        ALL_STARTED[:2],
+        Verdict("the launcher ended with exit code 213; never started: rank 2 on node2", ABOVE, 213),
+    ),
+    "no rank tells anything": (BARE, 7, (), Verdict("the launcher ended with exit code 7", ABOVE, 7)),
+    "nobody knows": (ELASTIC, 7, (), Verdict("the launcher ended with exit code 7, though no rank failed", ABOVE, 7)),
+    "a signal": (
+        JOB,
+        130,
+        ALL_STARTED,
+        Verdict(
+            "the job was ended by a signal (SIGINT)",
+            "go on from the last checkpoint: the same command with --run-dir runs/r",
+            130,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict(name: str) -> None:
+    job, code, events, expected = CASES[name]
+    watch = Watch(job, clock=lambda: 100.0)
+    for event in events:
+        watch.see(event)
+    assert judge(code, watch, Path("runs/r")) == expected
