@@ -44,11 +44,12 @@ def check_values(tensors: Tensors, comm: Communicator, hosts: tuple[str, ...]) -
     if len(set(comm.allgather(whole, name="consistency/digest"))) == 1:
         return
     everyone: list[Mapping[str, int]] = comm.allgather(mine, name="consistency/tensors")
-    for name in mine:
+    names = list(dict.fromkeys(name for theirs in everyone for name in theirs))  # the same list on every rank
+    for name in names:
         digests = [theirs.get(name) for theirs in everyone]
         usual = Counter(digests).most_common(1)[0][0]
         if odd := [rank for rank, digest in enumerate(digests) if digest != usual]:
-            more = sum(len({theirs.get(other) for theirs in everyone}) > 1 for other in mine) - 1
+            more = sum(len({theirs.get(other) for theirs in everyone}) > 1 for other in names) - 1
             also = f", and {more} more tensors" if more else ""
             raise HvdtrainError(
                 f"the ranks have drifted apart: {_who(odd[0], hosts)} differs in {name}{also}",

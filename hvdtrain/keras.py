@@ -9,27 +9,20 @@ part of it. What is saved is plain Keras: it loads without this package.
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
-import traceback
 import zlib
 from collections.abc import Iterator
-from functools import cache
-from types import TracebackType
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from hvdtrain import script
 from hvdtrain.adapters.keras_fit import Averaging, Ranks, averaging
 from hvdtrain.comm import Communicator
-from hvdtrain.comm.connect import connect
 from hvdtrain.data.sampler import Sampler, Share
 from hvdtrain.data.sources import ArraySource
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.update import Op, Update
-from hvdtrain.worker import pin_device
 from hvdtrain.world import World
 
 __all__ = ["callbacks", "distribute", "init", "is_primary", "rank", "shard", "size"]
@@ -184,35 +177,9 @@ def _writes(callback: Any) -> bool:
     return any(kind.__name__ in _WRITERS and kind.__module__.startswith("keras.") for kind in type(callback).__mro__)
 
 
-@cache
 def _comm() -> Communicator:
-    world = World.from_env()
-    pin_device(world, os.environ)
-    comm = connect(world, "tensorflow")
-    if world.size > 1:
-        sys.excepthook = _ending(comm)
-    return comm
+    return script.communicator("tensorflow")
 
 
-def _ending(comm: Communicator) -> Any:
-    """What an error that nobody catches does: the other ranks wait for this one, so it ends them."""
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        alike = isinstance(error, HvdtrainError) and error.on_all_ranks
-        if not (alike and not comm.world.is_primary):  # the primary speaks for all
-            who = f"rank {comm.world.rank} on {socket.gethostname()}"
-            if isinstance(error, HvdtrainError):
-                sys.stderr.write(f"Error: {who}: {error}\n")
-            else:
-                sys.stderr.write(f"{who}:\n{''.join(traceback.format_exception(kind, error, trace))}")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if not alike:
-            comm.abort(1)
-
-    return hook
-
-
-@cache
 def _hosts() -> tuple[str, ...]:
-    return tuple(_comm().allgather(socket.gethostname(), name="setup/hosts"))
+    return script.hosts("tensorflow")

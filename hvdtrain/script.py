@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import traceback
-from collections.abc import Callable
 from functools import cache
 from types import TracebackType
 
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.connect import connect
-from hvdtrain.errors import HvdtrainError
-from hvdtrain.worker import pin_device
+from hvdtrain.worker import Rank, fail, pin_device
 from hvdtrain.world import World
 
 
@@ -24,7 +21,12 @@ def communicator(framework: str) -> Communicator:
     pin_device(world, os.environ)
     comm = connect(world, framework)
     if world.size > 1:
-        sys.excepthook = _ending(comm)
+        rank = Rank(world, comm, phase="the script")
+
+        def last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            fail(rank, error)  # one that all ranks raise alike ends each in order, any other one ends all at once
+
+        sys.excepthook = last_words
     return comm
 
 
@@ -32,22 +34,3 @@ def communicator(framework: str) -> Communicator:
 def hosts(framework: str) -> tuple[str, ...]:
     """Collective when first called. The host of each rank."""
     return tuple(communicator(framework).allgather(socket.gethostname(), name="setup/hosts"))
-
-
-def _ending(comm: Communicator) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """What an error that nobody catches does: the other ranks wait for this one, so it ends them."""
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        alike = isinstance(error, HvdtrainError) and error.on_all_ranks
-        if not alike or comm.world.is_primary:  # the primary speaks for all
-            who = f"rank {comm.world.rank} on {socket.gethostname()}"
-            if isinstance(error, HvdtrainError):
-                sys.stderr.write(f"Error: {who}: {error}\n")
-            else:
-                sys.stderr.write(f"{who}:\n{''.join(traceback.format_exception(kind, error, trace))}")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if not alike:
-            comm.abort(1)
-
-    return hook

@@ -19,12 +19,12 @@ import torch
 
 from hvdtrain import consistency, script
 from hvdtrain.adapters import torch_norm, torch_state
-from hvdtrain.adapters.torch import refuse_foreign
+from hvdtrain.adapters.torch import pick_device, refuse_foreign
 from hvdtrain.adapters.torch_loop import Loop
 from hvdtrain.comm import Communicator
 from hvdtrain.data.torch import BatchSampler, DistributedSampler, RankLoader, batch_sampler
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.update import Update
+from hvdtrain.update import Op, Update
 
 __all__ = [
     "BatchSampler",
@@ -50,7 +50,10 @@ def prepare(
     *loaders: Any,
     accumulate: int = 1,
     sync_batch_norm: bool = False,
-    op: str = "exact",
+    op: Op = "exact",
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_sets: tuple[tuple[int, ...], ...] = (),
     seed: int = 0,
 ) -> tuple[Any, ...]:
     """Collective. Make a model, its optimizer and the loaders of its training data ready for several ranks.
@@ -63,7 +66,7 @@ def prepare(
             has no sample in a small last batch gets one that counts for nothing. (Evaluate with ``shard``.)
         accumulate: backward passes of one update; its gradients are reduced once.
         sync_batch_norm: batch normalisation over all ranks' samples.
-        op: "exact" (the mean over the samples of all ranks), "average", "sum" or "adasum".
+        op, prescale, postscale, process_sets: as in ``hvdtrain.Update``.
         seed: fixes the order of the samples and, with the rank, the random layers.
 
     Returns:
@@ -74,16 +77,17 @@ def prepare(
         HvdtrainError: the ranks disagree about the model or the data, or Horovod cannot be used.
     """
     if accumulate < 1:
-        raise UsageError(f"accumulate must be at least 1, got {accumulate}")
+        raise UsageError(f"accumulate must be at least 1, got {accumulate}", "leave it out for an update after each backward()")
     refuse_foreign(model, optimizer)
-    update = Update(op=op, sync_batch_norm=sync_batch_norm)  # type: ignore[arg-type]  # which checks it
+    update = Update(op=op, sync_batch_norm=sync_batch_norm, prescale=prescale, postscale=postscale, process_sets=process_sets)
     comm = _comm()
     samplers = [_sampler(loader, seed, fill=True) for loader in loaders]
+    model.to(pick_device(comm.world))
+    for set_seed in (random.seed, np.random.seed, torch.manual_seed):
+        set_seed((seed * 65_537 + comm.world.rank) % (1 << 32))
     if comm.world.size == 1:
         return model, optimizer, *(RankLoader(loader, sampler) for loader, sampler in zip(loaders, samplers, strict=True))
     _check_agreement(samplers, comm)
-    if torch.cuda.is_available():
-        model.to("cuda")
     consistency.check_shapes(torch_state.named_arrays(model, optimizer), comm, _hosts())
     loop = _loops[optimizer] = Loop(model, optimizer, comm, update, accumulate)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -92,8 +96,6 @@ def prepare(
     optimizer.load_state_dict(state["optimizer"])
     if sync_batch_norm:
         torch_norm.synchronize(model, loop.reducer.hvd)
-    for set_seed in (random.seed, np.random.seed, torch.manual_seed):
-        set_seed((seed * 65_537 + comm.world.rank) % (1 << 32))
     if not loaders:
         log.warning("prepare() got no loader: each of the %d ranks must read a part of the data of its own", comm.world.size)
     return (
@@ -128,7 +130,7 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     Moving statistics of batch normalisation that is not synchronised are averaged first.
     """
     if optimizer in _loops:
-        torch_norm.average_statistics(model, _loops[optimizer].reducer.hvd)
+        _loops[optimizer].settle()
         consistency.check_values(torch_state.named_arrays(model, optimizer), _comm(), _hosts())
 
 

@@ -109,6 +109,12 @@ class Trainer:
         Raises:
             HvdtrainError: Horovod is missing, the ranks disagree about the run, or there is nothing to resume that fits.
         """
+        update = getattr(self.adapter, "update", None)
+        if update is not None and update.process_sets:
+            raise UsageError(
+                "a recipe trains one model on all ranks, and process_sets reduce among some of them",
+                "leave process_sets out, or use them in a loop of your own: hvdtrain.torch.prepare(..., process_sets=...)",
+            ).everywhere()
         self.adapter.setup(self.comm)
         self._check_agreement()
         self.hosts = tuple(self.comm.allgather(socket.gethostname(), name="setup/hosts"))
@@ -231,7 +237,8 @@ class Trainer:
             values["train/lr"] = float(self.lr(self.state.step - 1))
         values["speed/samples_per_s"] = self._clock.end_window()
         self._tell(values)
-        if not math.isfinite(values.get("train/loss", 0.0)):  # a reduced number: all ranks stop here, before it is saved
+        loss = means.get("loss", Mean())
+        if loss.count and not math.isfinite(loss.value):  # a reduced number: all ranks stop here, before it is saved
             raise HvdtrainError(
                 f"the training loss is {values['train/loss']} in the steps up to {self.state.step}",
                 "lower the learning rate or check the data; --resume auto goes on from the last checkpoint, which is older",

@@ -74,19 +74,24 @@ def guard(body: Callable[[Rank], None]) -> int:
     try:
         body(rank)
     except BaseException as error:
-        if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
-            _tell_relay({"time": time.time(), "phase": rank.where, "exit_code": error.exit_code, "follows": True})
-            return error.exit_code  # the primary speaks for all
-        code = 1
-        try:
-            code = _last_words(rank, error)
-        finally:  # even if nobody can be told: the others wait for this rank
-            if rank.comm is not None and not getattr(error, "on_all_ranks", False):
-                rank.comm.abort(code)
-        return code
+        return fail(rank, error)
     if rank.comm is not None:
         rank.comm.close()
     return 0
+
+
+def fail(rank: Rank, error: BaseException) -> int:
+    """Say why this rank ends, and end the ranks that do not know of it; the exit code."""
+    if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
+        _tell_relay({"time": time.time(), "phase": rank.where, "exit_code": error.exit_code, "follows": True})
+        return error.exit_code  # the primary speaks for all
+    code = 1
+    try:
+        code = _last_words(rank, error)
+    finally:  # even if nobody can be told: the others wait for this rank
+        if rank.comm is not None and not getattr(error, "on_all_ranks", False):
+            rank.comm.abort(code)
+    return code
 
 
 def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:

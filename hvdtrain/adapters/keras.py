@@ -101,6 +101,8 @@ class KerasAdapter:
             )
         self._moments: keras_norm.SyncedMoments | None = None
         self._reducer = Reducer(update)
+        #: of the steps since the moving statistics were last made equal
+        self._samples = 0.0
         self._plans: dict[tuple[bool, ...], _Plan] = {}
         self._evaluate = _Traced(self._traced_evaluate)
 
@@ -125,6 +127,7 @@ class KerasAdapter:
         if lr is not None:
             self._set_lr(lr)
         inputs, targets, count = self._tensors(batch)
+        self._samples += count
         plan = self._plan()
         factor = tf.constant(self.update.factor(weight, self._reducer.size), tf.float32)
         seeds = tf.constant(_seeds(seed, len(self._generators)) if seed is not None else np.zeros((0, 2)), tf.int64)
@@ -140,7 +143,8 @@ class KerasAdapter:
         return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
 
     def settle(self) -> None:
-        keras_state.settle(self._layers, self._comm)
+        keras_state.settle(self._layers, self._comm, self._samples)
+        self._samples = 0.0
 
     def eval_step(self, batch: Any) -> Means:
         inputs, targets, count = self._tensors(batch)

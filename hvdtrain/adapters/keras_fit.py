@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain import consistency
-from hvdtrain.adapters import keras_state
+from hvdtrain.adapters import keras_norm, keras_state
 from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -48,6 +48,10 @@ class Averaging:
         self.update, self.size = update, comm.world.size
         self.hvd = self._reducer.connect(comm.world.rank, comm.world.size)
         self.attach(optimizer)
+
+    def sum(self, tensor: Any, name: str) -> Any:
+        """Collective. The sum over all ranks."""
+        return self._reducer.sum(tensor, name)
 
     def attach(self, optimizer: Any) -> None:
         plain = type(optimizer)
@@ -148,18 +152,23 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
         _refuse_xla(model)
         tensors = keras_state.arrays(model, model.optimizer)
         consistency.check_shapes(tensors, self._comm, self._hosts)
-        keras_state.broadcast(model, model.optimizer, self._comm, self._hvd)
+        keras_state.broadcast(model, model.optimizer, self._comm, self._averaging.hvd)
         for number, generator in enumerate(keras_state.generators(model)):
             key = [int(part) % (1 << 64) for part in generator.state.value.numpy().tolist()]
             words = np.random.SeedSequence([*key, number, self._comm.world.rank]).generate_state(2, np.uint32)
             generator.state.assign(words.astype(np.int64))
         self._hook_metrics()
+        synced = [layer for layer in keras_norm.layers(model) if layer.synchronized]
+        self._moments = keras_norm.SyncedMoments(synced, self._averaging.sum, self._comm.world.rank, self._comm.world.size)
+        alone = [layer for layer in self._layers if not any(layer is each for each in synced)]
+        self._own = keras_state.gathered(alone)
         plain = model.train_step
         object.__setattr__(model, "train_step", lambda data: self._train_step(plain, data))
         model.make_train_function(force=True)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._training = False
+        self._moments.detach()
         for name in ("train_step", "get_metrics_result"):
             self.model.__dict__.pop(name, None)
         self.model.train_function = None
@@ -206,7 +215,7 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
             found.attach(outer)
         if found is None:
             found = Averaging(outer, Update(), self._comm)
-        self._hvd = found.hvd
+        self._averaging = found
         if not outer.built:
             outer.build(self.model.trainable_variables)
 
@@ -214,13 +223,17 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
         tensors = [tensor for tensor in tf.nest.flatten(data) if tensor is not None]
         count = tf.shape(tensors[0])[0]
         empty = tf.equal(count, 0)
-        kept = keras_state.gathered(self._layers) + list(self.model.metrics_variables)
+        kept = self._own + list(self.model.metrics_variables)
         can_be_empty = tensors[0].shape[0] is None
         before = [tf.identity(variable.value) for variable in kept] if can_be_empty else []
         if can_be_empty:  # a rank without samples takes part with one of zeros that counts for nothing
             data = tf.nest.map_structure(lambda tensor: None if tensor is None else _filled(tensor, empty), data)
         seen = tf.reduce_sum(tf.cast(tensors[-1], tf.float64)) if tensors[-1].dtype.is_numeric else tf.constant(0.0, tf.float64)
         self._progress.assign_add(tf.stack([tf.constant(1.0, tf.float64), tf.cast(count, tf.float64), seen]))
+        self._moments.begin()
+        self._moments.active = self._moments.present = tf.logical_not(empty)
+        if self._averaging.update.op == "exact":
+            self._moments.part = tf.maximum(count, 1)
         _step.count, self._in_step = count, True
         try:
             result = plain(data)
@@ -264,7 +277,7 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
                 "all %d ranks trained on the same samples: divide them with hvdtrain.keras.shard(data, batch_size=...)",
                 self._comm.world.size,
             )
-        keras_state.settle(self._layers, self._comm)
+        keras_state.settle(self._layers, self._comm, samples)
 
     def _same(self, what: str, mine: Any, *more: Any) -> list[Any]:
         """Collective. Raise HvdtrainError, naming the rank, if the ranks differ; what each of them brings."""

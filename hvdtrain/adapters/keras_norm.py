@@ -22,16 +22,26 @@ class SyncedMoments:
 
     Only the method that computes the moments is replaced, on the instance, so that a model is saved as ever and loads
     without us. Every rank must run every layer in every step, without samples too, and scale its loss before the
-    backward pass: gradients with respect to the shared moments are added up over ranks inside it.
+    backward pass (or say its ``part``): gradients with respect to the shared moments are added up over ranks inside it.
     """
 
     def __init__(self, chosen: Sequence[Any], reduce: Reduce, rank: int, size: int) -> None:
         self._reduce, self._rank, self._size = reduce, rank, size
         #: whether this rank's samples count; if not, what its loss sends back is left out, be it NaN
         self.active: Any = True
+        #: whether they are samples at all, and no row that fills an empty part
+        self.present: Any = True
+        #: what this rank's gradients are multiplied with after the backward pass; 1 where the loss is weighted before
+        self.part: Any = 1.0
         self._calls = 0
+        self._chosen = list(chosen)
         for number, layer in enumerate(chosen):
             object.__setattr__(layer, "_moments", partial(self._moments, number, layer))
+
+    def detach(self) -> None:
+        """Give the layers back as they were."""
+        for layer in self._chosen:
+            layer.__dict__.pop("_moments", None)
 
     def begin(self) -> None:
         """A trace begins: the collectives of its layers are named anew, as on every other rank."""
@@ -46,6 +56,7 @@ class SyncedMoments:
         else:
             keep = tf.broadcast_to(tf.cast(tf.expand_dims(mask, -1), tf.bool), tf.shape(inputs))
             counted = tf.reduce_sum(tf.cast(mask, inputs.dtype))
+        counted *= tf.cast(self.present, inputs.dtype)
 
         def total(values: Any) -> Any:
             return tf.reduce_sum(values if keep is None else tf.where(keep, values, tf.zeros_like(values)), axes)
@@ -70,7 +81,9 @@ class SyncedMoments:
 
             def back(gradient: Any) -> Any:
                 gradient = tf.where(self.active, gradient, tf.zeros_like(gradient))
-                return self._reduce(gradient, f"{name}.back")[self._rank]
+                # Other ranks' gradients count for another part than this one's, which is multiplied with its own later.
+                part = tf.cast(self.part, gradient.dtype)
+                return self._reduce(gradient * part, f"{name}.back")[self._rank] / part
 
             return table, back
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.errors import UsageError
-from hvdtrain.horovod import require
+from hvdtrain.horovod import require, start
 from hvdtrain.update import Update
 
 #: gradients up to this size share one buffer: a reduction costs about a millisecond, whatever its size
@@ -35,16 +34,9 @@ class Reducer:
         require("tensorflow")
         import horovod.tensorflow as hvd
 
-        if self.update.process_sets and self.update.op == "adasum":
-            raise UsageError("op='adasum' and process_sets exclude each other: Horovod has it for all ranks only")
-        parts = self.update.process_sets if len(self.update.process_sets) > 1 else ()  # one part is all ranks
-        sets = [hvd.ProcessSet(list(ranks)) for ranks in parts]
-        if sets and hvd.is_initialized():
-            _add(hvd, sets)
-        else:
-            hvd.init(process_sets=sets or None)
-        ours = next((ranks for ranks in sets if ranks.included()), hvd.global_process_set)
-        self.size, self.rank = ours.size() if sets else size, ours.rank() if sets else rank
+        ours = start.init(hvd, self.update.process_sets)
+        is_part = len(self.update.process_sets) > 1
+        self.size, self.rank = (ours.size(), ours.rank()) if is_part else (size, rank)
 
         def allreduce(tensor: Any, name: str, op: Any = hvd.Sum) -> Any:
             # Named by us, not by TensorFlow, whose names count traces and would differ between ranks.
@@ -116,14 +108,3 @@ class Reducer:
 
 def _is_small(gradient: Any) -> bool:
     return bool(gradient.dtype == tf.float32 and gradient.shape.num_elements() <= _FUSED_ELEMENTS)
-
-
-def _add(hvd: Any, sets: list[Any]) -> None:
-    try:
-        for ranks in sets:
-            hvd.add_process_set(ranks)
-    except ValueError as error:
-        raise UsageError(
-            f"process_sets cannot be added to a Horovod that runs already: {error}",
-            "start the job with --env HOROVOD_DYNAMIC_PROCESS_SETS=1, or over MPI",
-        ) from None

@@ -53,14 +53,16 @@ def gathered(layers: Sequence[Any]) -> list[Any]:
     return list({id(variable): variable for variable in own if tf.as_dtype(variable.dtype).is_floating}.values())
 
 
-def settle(layers: Sequence[Any], comm: Communicator) -> None:
-    """Collective. Give every rank the mean of what the ranks gathered."""
+def settle(layers: Sequence[Any], comm: Communicator, samples: float) -> None:
+    """Collective. Give every rank the mean of what the ranks gathered, weighted by their ``samples`` since the last time."""
     variables = gathered(layers)
-    if comm.world.size > 1 and variables:
-        # In float64 the mean of equal float32 is exactly that value: what does not differ is not changed.
-        values = [variable.value.numpy().astype(np.float64) for variable in variables]
-        means = _split(comm.allreduce(_flat(values), name="moving statistics") / comm.world.size, values)
-        for variable, mean in zip(variables, means, strict=True):
+    if comm.world.size == 1 or not variables:
+        return
+    # In float64 the mean of equal float32 is exactly that value: what does not differ is not changed.
+    values = [variable.value.numpy().astype(np.float64) for variable in variables]
+    *_, total = sums = comm.allreduce(np.append(_flat(values) * samples, samples), name="moving statistics")
+    if total > 0:
+        for variable, mean in zip(variables, _split(sums[:-1] / total, values), strict=True):
             variable.assign(mean)
 
 

@@ -22,6 +22,7 @@ from hvdtrain.comm import Communicator
 from hvdtrain.errors import UsageError
 from hvdtrain.metrics import Mean, Means, merge
 from hvdtrain.update import Update
+from hvdtrain.world import World
 
 #: a figure of (output, target): a scalar, the mean over the samples of the batch; or a Mean
 Figure = Callable[[Any, Any], Any]
@@ -73,13 +74,15 @@ class TorchAdapter:
         self._reducer: GradientReducer | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._readable = False
+        #: of the steps since the moving statistics were last made equal
+        self._samples = 0.0
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
         self.owns_state = comm.world.is_primary
         self._peers = self.update.peers(comm.world.rank, comm.world.size)
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.device = pick_device(comm.world)
+        if self.device.type == "cuda":
             for module in (
                 self.model,
                 *self.figures.values(),
@@ -89,6 +92,7 @@ class TorchAdapter:
                     module.to(self.device)
         if self.update.precision == "float16":
             self._scaler = torch.amp.GradScaler(self.device.type)
+            self._scaler.scale(torch.zeros((), device=self.device))  # makes its state, also where the first step has no sample
         if comm.world.size > 1:
             self._reducer = GradientReducer(self.model, self.update)
             if self.update.sync_batch_norm:
@@ -111,7 +115,9 @@ class TorchAdapter:
                 group["lr"] = lr * ratio
         self.model.train()
         factor = self.update.factor(weight, self._peers)
-        parts = self._micro_batches(*self._to_device(batch))
+        inputs, target, count = self._to_device(batch)
+        parts = self._micro_batches(inputs, target, count)
+        self._samples += count
         if self._reducer is not None:
             self._reducer.begin(max(len(parts), 1))
         means, units = self._accumulate(parts, factor, seed, self._scaler)
@@ -125,7 +131,8 @@ class TorchAdapter:
 
     def settle(self) -> None:
         if self._reducer is not None:
-            norms.average_statistics(self.model, self._reducer.hvd)
+            norms.average_statistics(self.model, self._reducer.hvd, self._samples)
+            self._samples = 0.0
 
     @torch.no_grad()
     def eval_step(self, batch: Any) -> Means:
@@ -185,7 +192,7 @@ class TorchAdapter:
         for inputs, target, count in parts:
             units = self._units(target, count)
             if not units:
-                self._pass_without_samples(inputs)
+                self._pass_for_nothing(inputs, count)
                 continue
             with self._precision():
                 output = self._forward(inputs)
@@ -195,31 +202,37 @@ class TorchAdapter:
             part = factor * units / samples
             weighted = loss if part == 1.0 else loss * part
             (weighted if scaler is None else scaler.scale(weighted)).backward()
-            all_units += part
+            all_units += part / self.update.prescale
             with torch.no_grad(), self._precision():
                 means = merge(means, self._means(output, target, units, {"loss": loss.detach()}))
         return means, all_units
 
-    def _pass_without_samples(self, inputs: Any) -> None:
-        """Take part in what the ranks do together within a pass. Without synchronised layers that is nothing."""
+    def _pass_for_nothing(self, inputs: Any, count: int) -> None:
+        """Take part in what the ranks do together within a pass: ``count`` samples without a loss, or one that counts for none.
+
+        Without synchronised layers that is nothing.
+        """
         if not (self.update.sync_batch_norm and self._reducer is not None):
             return
-        one = states.map_leaves(inputs, lambda tensor: tensor.new_zeros((1, *tensor.shape[1:])), torch.Tensor)
+        if not count:
+            inputs = states.map_leaves(inputs, lambda tensor: tensor.new_zeros((1, *tensor.shape[1:])), torch.Tensor)
+            norms.set_part(self.model, 0.0)
         outputs: list[torch.Tensor] = []
-        with norms.without_samples(self.model), self._precision():
-            states.map_leaves(self._forward(one), outputs.append, torch.Tensor)
-            sum((output.float().sum() * 0.0 for output in outputs), torch.zeros((), device=self.device)).backward()  # type: ignore[no-untyped-call]
+        with self._precision():
+            states.map_leaves(self._forward(inputs), outputs.append, torch.Tensor)
+        sum((output.float().sum() * 0.0 for output in outputs), torch.zeros((), device=self.device)).backward()  # type: ignore[no-untyped-call]
+        norms.set_part(self.model, 1.0)
 
     def _finish(self, blame_ranks: Callable[[], None]) -> bool:
-        """Unscale and clip the reduced gradients; whether they can be applied, which all ranks find alike."""
+        """Unscale and clip the reduced gradients; whether they can be applied, which ranks that reduced together find alike."""
         for parameter in self._parameters():  # the same row of a sparse gradient may come several times
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()
         values = [_values(gradient) for gradient in self._gradients()]
-        if self._scaler is not None:
-            self._scaler.unscale_(self.optimizer)
         if not values:
             return True
+        if self._scaler is not None:
+            self._scaler.unscale_(self.optimizer)
         norm = float(torch.nn.utils.get_total_norm(values))
         finite = math.isfinite(norm)
         scale = 0.0
@@ -313,6 +326,15 @@ class TorchAdapter:
             value = known[name] if name in known else figure(output, target)
             means[name] = value if isinstance(value, Mean) else Mean.of(_scalar(name, value), units)
         return means
+
+
+def pick_device(world: World) -> torch.device:
+    """This rank's GPU, or the CPU. Of several that it sees it takes that of its local rank."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if torch.cuda.device_count() > 1 and world.size > 1:
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def refuse_foreign(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from hvdtrain.adapters import blame
+from hvdtrain.adapters import blame, torch_norm
 from hvdtrain.adapters.torch_reducer import GradientReducer
 from hvdtrain.comm import Communicator
 from hvdtrain.data.sampler import Slice
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.update import Update
 
 
@@ -32,22 +32,33 @@ class Loop:
         self.reducer = GradientReducer(model, update)
         self._named = list(model.named_parameters())
         self._hooks: dict[str, Any] = {}
-        #: what the mean of a batch without a loader counts for
-        self._even = 1.0 / comm.world.size
         self._peers = update.peers(comm.world.rank, comm.world.size)
-        self._weight, self._counted, self._units = self._even, False, 0.0
-        self._sums: dict[str, torch.Tensor] = {}
+        #: what this rank's next mean gradient counts for; without a loader, as much as any other's
+        self._part = update.factor(1.0 / comm.world.size, self._peers)
+        self._is_filler, self._counted, self._units = False, False, 0.0
+        #: samples since the moving statistics were last made equal, as parts of batches
+        self._seen = 0.0
+        self._largest: dict[str, torch.Tensor] = {}
         self._passes, self._done, self._left = accumulate, 0, 0
+        self._announced: Any = None
         self._queued, self._reduced = False, False
         self._arm(accumulate)
-        optimizer.register_step_pre_hook(lambda *_: self._before_step())
+        optimizer.register_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
         optimizer.register_step_post_hook(lambda *_: self._arm(self.accumulate))
 
-    def announce(self, part: Slice, left: int) -> None:
-        """The next batch is ``part`` of a global one, and the first of ``left``."""
+    def announce(self, loader: object, part: Slice, left: int) -> None:
+        """The next batch, of ``loader``, is ``part`` of a global one, and the first of ``left``."""
         if self._reduced or not self._done or left > self._left:  # else an update is under way
             self._arm(min(self.accumulate, left))
-        self._left, self._weight, self._counted = left, part.weight, False
+        self._is_filler = not len(part.indices)
+        weighted = 0.0 if self._is_filler else self.update.factor(part.weight, self._peers)
+        if self._announced not in (None, loader) and weighted != self._part:
+            raise UsageError(
+                "two prepared loaders are read at once, and this rank's parts of their batches differ",
+                "give them one batch_size, or read them as one data set",
+            )
+        self._announced, self._left, self._counted = loader, left, False
+        self._set_part(weighted)
 
     def count(self, units: float) -> None:
         """The next loss is a mean over ``units`` things (tokens, class weights) instead of samples."""
@@ -55,19 +66,34 @@ class Loop:
             raise UsageError(
                 "count() and accumulate exclude each other", "accumulate by larger batches, or use a recipe's Update"
             )
-        self._weight, self._counted = float(units), True
+        if self.update.op != "exact":
+            raise UsageError(f"count() weights the ranks' means, which op={self.update.op!r} does not", "use op='exact'")
+        self._counted = True
+        self._set_part(0.0 if self._is_filler else float(units))
+
+    def settle(self) -> None:
+        """Collective. Average the moving statistics of normalisation layers that are not synchronised."""
+        torch_norm.average_statistics(self.model, self.reducer.hvd, self._seen)
+        self._seen = 0.0
+
+    def _set_part(self, part: float) -> None:
+        self._part = part
+        torch_norm.set_part(self.model, part)
 
     def _arm(self, passes: int) -> None:
         """An update of ``passes`` backward passes begins."""
         self.reducer.begin(passes)
         self._passes, self._done, self._reduced = passes, 0, False
-        self._units, self._sums = 0.0, {}
+        self._units, self._largest = 0.0, {}
         for name, parameter in self._named:
             if parameter.requires_grad and name not in self._hooks:
-                self._hooks[name] = parameter.register_hook(partial(self._on_gradient, name))  # type: ignore[no-untyped-call]
+                hook = partial(self._on_gradient, name, parameter)
+                self._hooks[name] = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _on_gradient(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Weight a gradient before it is added up and reduced; note whether it is finite, which costs no pass of its own."""
+    def _on_gradient(self, name: str, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+        """Weight a gradient before it is added up and reduced; note whether it is finite."""
+        if self._reduced and parameter.grad is None:  # the last update was left out, as a GradScaler does
+            self._arm(self.accumulate)
         if self._reduced:
             raise UsageError(
                 "a backward pass came after this update's gradients had been reduced",
@@ -76,28 +102,37 @@ class Loop:
         if not self._queued:  # the engine calls back when this pass is over
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-        weighted = gradient * self.update.factor(self._weight, self._peers)
-        total = (weighted._values() if weighted.is_sparse else weighted).sum()
-        self._sums[name] = total if name not in self._sums else self._sums[name] + total
+        weighted = gradient * self._part
+        values = weighted._values() if weighted.is_sparse else weighted
+        if values.numel():
+            largest = torch.linalg.vector_norm(values, math.inf)
+            self._largest[name] = torch.maximum(largest, self._largest.get(name, largest))
         return weighted
 
     def _after_backward(self) -> None:
-        self._queued = False
-        self._units += self._weight if self._counted else 0.0
+        self._queued, self._announced = False, None
+        self._units += self._part if self._counted else 0.0
+        self._seen += self._part
         self._done += 1
         if self._done == self._passes:
             self._reduce()
 
-    def _before_step(self) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Collective if this rank's last backward passes did not come (it had nothing to learn from)."""
         if not self._reduced:
             self._reduce()
-        if self.reducer.not_finite:  # here and not before: what scales the loss calls step() only if all is finite
-            mine = [name for name, total in self._sums.items() if not bool(total.isfinite())]
-            blame(mine, math.nan, socket.gethostname(), self.comm)
+        # Here and not before: a GradScaler calls step() only if all is finite, or leaves that to a fused optimizer.
+        if not self.reducer.not_finite or getattr(optimizer, "found_inf", None) is not None:
+            return
+        if self.update.process_sets:
+            raise HvdtrainError(
+                f"the gradient of {self.reducer.not_finite[0]} is not finite on a rank of this one's process set"
+            )
+        mine = [name for name, largest in self._largest.items() if not bool(largest.isfinite())]
+        blame(mine, math.nan, socket.gethostname(), self.comm)
 
     def _reduce(self) -> None:
-        units = self.reducer.finish(self._units, self._sums)
+        units = self.reducer.finish(self._units, self._largest)
         self._reduced = True
         factor = self.update.postscale / (units or 1.0)
         for _, parameter in self._named:

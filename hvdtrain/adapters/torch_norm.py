@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,57 +18,62 @@ def synchronize(model: torch.nn.Module, hvd: Any) -> None:
     """
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
-            object.__setattr__(module, "forward", _Forward(module, name, hvd))
+            object.__setattr__(module, "forward", _Forward(module, name, partial(hvd.allreduce, op=hvd.Sum)))
 
 
-@contextlib.contextmanager
-def without_samples(model: torch.nn.Module) -> Iterator[None]:
-    """What passes through ``model`` meanwhile takes part in its synchronised normalisations and counts for nothing."""
-    forwards = [forward for module in model.modules() if isinstance(forward := vars(module).get("forward"), _Forward)]
-    for forward in forwards:
-        forward.counting = 0.0
-    try:
-        yield
-    finally:
-        for forward in forwards:
-            forward.counting = 1.0
+def set_part(model: torch.nn.Module, part: float) -> None:
+    """Say what the gradients of the passes that follow will be multiplied with on this rank after they came back.
+
+    1 where the loss is weighted already; 0 for a pass that stands for no sample: it takes part in the synchronised
+    normalisations, and counts for nothing.
+    """
+    for module in model.modules():
+        if isinstance(forward := vars(module).get("forward"), _Forward):
+            forward.part = part
 
 
-def average_statistics(model: torch.nn.Module, hvd: Any) -> None:
-    """Collective. Give all ranks the mean of the moving statistics that each gathers from its own samples alone."""
-    if tensors := _own_statistics(model):
-        mean = hvd.allreduce(torch.cat([tensor.flatten() for tensor in tensors]), op=hvd.Average, name="batch norm/moving")
-        for tensor, part in zip(tensors, mean.split([tensor.numel() for tensor in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+def average_statistics(model: torch.nn.Module, hvd: Any, samples: float) -> None:
+    """Collective. Give all ranks the mean of the moving statistics that each gathers from its own samples alone.
 
-
-def _own_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
-    own = [
-        module
+    ``samples`` is how many this rank gathered them from since the last time; its statistics count accordingly.
+    """
+    tensors = [
+        tensor
         for module in model.modules()
-        if isinstance(module, _NormBase) and module.track_running_stats and not isinstance(module.forward, _Forward)
+        if isinstance(module, _NormBase) and module.track_running_stats and "forward" not in vars(module)
+        for tensor in (module.running_mean, module.running_var)
+        if tensor is not None
     ]
-    return [tensor for module in own for tensor in (module.running_mean, module.running_var) if tensor is not None]
+    if not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    *_, total = summed = hvd.allreduce(
+        torch.cat([flat * samples, flat.new_tensor([samples])]), op=hvd.Sum, name="batch norm/moving statistics"
+    )
+    if float(total) > 0:
+        parts = (summed[:-1] / total).split([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 class _Forward:
     """The forward pass of one batch normalisation module, over all ranks."""
 
-    def __init__(self, module: _BatchNorm, name: str, hvd: Any) -> None:
-        self.module, self.name, self.hvd = module, name, hvd
+    def __init__(self, module: _BatchNorm, name: str, reduce: Callable[..., torch.Tensor]) -> None:
+        self.module, self.name, self.reduce = module, name, reduce
         self.inner = module.forward
-        #: 1, or 0 for a pass that stands for no sample
-        self.counting = 1.0
+        #: see ``set_part``
+        self.part = 1.0
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         module = self.module
         result: torch.Tensor
-        if module.track_running_stats and not module.training:
+        if not module.training:  # evaluation is no business of the other ranks
             result = self.inner(inputs)
             return result
         module._check_input_dim(inputs)  # type: ignore[no-untyped-call]
         output, mean, variance, count = _GlobalNorm.apply(inputs, module.weight, module.bias, module.eps, self)  # type: ignore[no-untyped-call]
-        if module.training and module.track_running_stats and count > 0:
+        if module.track_running_stats and count > 0:
             assert module.running_mean is not None
             assert module.running_var is not None
             assert module.num_batches_tracked is not None
@@ -83,8 +88,7 @@ class _Forward:
 
     def sum(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """Collective."""
-        result: torch.Tensor = self.hvd.allreduce(tensor, op=self.hvd.Sum, name=f"batch norm/{self.name}/{what}")
-        return result
+        return self.reduce(tensor, name=f"batch norm/{self.name}/{what}")
 
 
 class _GlobalNorm(torch.autograd.Function):
@@ -98,10 +102,11 @@ class _GlobalNorm(torch.autograd.Function):
         axes = [axis for axis in range(inputs.dim()) if axis != 1]
         shape = [1, -1] + [1] * (inputs.dim() - 2)
         values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
-        count = norm.counting * values.numel() / max(values.shape[1], 1)
+        counting = float(norm.part > 0)
+        count = counting * values.numel() / max(values.shape[1], 1)
         mean = values.mean(axes).double()
         square = (values - mean.to(values.dtype).view(shape)).square().sum(axes).double()
-        facts = torch.cat([mean * count, norm.counting * square + count * mean.square(), mean.new_tensor([count])])
+        facts = torch.cat([mean * count, counting * square + count * mean.square(), mean.new_tensor([count])])
         total = norm.sum(facts, "statistics")
         channels, everybody = values.shape[1], float(total[-1])
         mean = total[:channels] / max(everybody, 1.0)
@@ -110,7 +115,7 @@ class _GlobalNorm(torch.autograd.Function):
         normal = (values - mean.to(values.dtype).view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normal, inverse, weight)
         ctx.norm, ctx.count, ctx.axes, ctx.shape, ctx.has_bias = norm, everybody, axes, shape, bias is not None
-        ctx.counting = norm.counting
+        ctx.part = norm.part
         output = normal if weight is None else normal * weight.view(shape)
         output = output if bias is None else output + bias.view(shape)
         return output.to(inputs.dtype), mean, variance, everybody
@@ -122,10 +127,11 @@ class _GlobalNorm(torch.autograd.Function):
         of_bias, of_weight = outer.sum(ctx.axes), (outer * normal).sum(ctx.axes)
         inner = outer if weight is None else outer * weight.view(ctx.shape)
         sums = torch.cat([inner.sum(ctx.axes), (inner * normal).sum(ctx.axes)]).double()
-        means = (ctx.norm.sum(sums, "gradients") / max(ctx.count, 1.0)).to(normal.dtype)
-        mean, mean_normal = means.chunk(2)
+        # The gradients of other ranks count for another part than those of this one, which is multiplied with its own later.
+        means = ctx.norm.sum(sums * ctx.part, "gradients") / (max(ctx.count, 1.0) * (ctx.part or 1.0))
+        mean, mean_normal = means.to(normal.dtype).chunk(2)
         of_inputs = (inner - mean.view(ctx.shape) - normal * mean_normal.view(ctx.shape)) * inverse.view(ctx.shape)
-        of_inputs = of_inputs * ctx.counting
+        of_inputs = of_inputs if ctx.part else torch.zeros_like(of_inputs)
         return (
             of_inputs.to(gradients[0].dtype),
             None if weight is None else of_weight,

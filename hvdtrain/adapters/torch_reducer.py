@@ -32,8 +32,11 @@ class GradientReducer:
         self._op = hvd.Adasum if update.op == "adasum" else hvd.Sum
         self._named = list(model.named_parameters())
         self._sparse = _sparse_weights(model)
+        if self._sparse and update.op == "adasum":
+            raise UsageError("op='adasum' cannot add up sparse gradients", "use Embedding(sparse=False), or op='average'")
         self._trainable: tuple[bool, ...] = ()
         self.not_finite: list[str] = []
+        self._is_open = False
         self._wrapper: Any = None
 
     def begin(self, passes: int) -> None:
@@ -44,14 +47,15 @@ class GradientReducer:
         trainable = tuple(parameter.requires_grad for _, parameter in self._named)
         if trainable != self._trainable:
             self._wire(trainable)
-        if passes != self._wrapper.backward_passes_per_step:
+        if passes != self._wrapper.backward_passes_per_step or self._is_open:  # of an update that was given up
             self._wrapper.set_backward_passes_per_step(passes)
+        self._is_open = True
 
-    def finish(self, units: float = 0.0, sums: Mapping[str, torch.Tensor] | None = None) -> float:
+    def finish(self, units: float = 0.0, largest: Mapping[str, torch.Tensor] | None = None) -> float:
         """Collective. Wait for the sums of the gradients, and return that of ``units``.
 
-        ``sums`` has the sum of this rank's own gradient of a parameter; ``not_finite`` then names the parameters for which
-        some rank's is not finite.
+        ``largest`` has the largest absolute value of this rank's own gradient of a parameter; ``not_finite`` then names the
+        parameters for which some rank's is not finite.
 
         A gradient that some ranks lack counts as zero there; one that all lack stays None. Horovod would make the latter
         zero too, and weight decay and momentum then move parameters that no rank used.
@@ -60,9 +64,9 @@ class GradientReducer:
         parameters = [parameter for _, parameter in self._named if parameter.requires_grad]
         used = [float(parameter.grad is not None) for parameter in parameters]
         facts = torch.tensor([*used, units], dtype=torch.float64)
-        if sums:  # what is not finite stays so when it is added up
-            own = torch.stack([sums.get(name, facts.new_zeros(())).detach().double().cpu() for name in names])
-            facts[:-1] += own * 0.0
+        if largest:  # what is not finite stays so when it is added up
+            zero = torch.zeros_like(next(iter(largest.values())))
+            facts[:-1] += torch.stack([largest.get(name, zero) for name in names]).detach().cpu() * 0.0
         handle = self.hvd.allreduce_async_(facts, op=self.hvd.Sum, name="gradient/used", process_set=self._set)
         sparse = [
             (parameter, self._gather(name, parameter))
@@ -74,6 +78,7 @@ class GradientReducer:
         for parameter, (indices, values) in sparse:
             rows, elements = self.hvd.synchronize(indices), self.hvd.synchronize(values)
             parameter.grad = torch.sparse_coo_tensor(rows[None], elements, parameter.shape, check_invariants=False).coalesce()
+        self._is_open = False
         *ranks, total = self.hvd.synchronize(handle).tolist()
         self.not_finite = [name for name, count in zip(names, ranks, strict=True) if not math.isfinite(count)]
         for parameter, count in zip(parameters, ranks, strict=True):

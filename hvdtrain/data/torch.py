@@ -102,11 +102,11 @@ class RankLoader:
     Args:
         loader: as a single process has it; its ``batch_size`` is that of all ranks together.
         sampler: the batches of this rank.
-        announce: called before each batch with it and with the number of batches left, itself included.
+        announce: called before each batch with this loader, the batch and the number of batches left, itself included.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], sampler: BatchSampler, announce: Callable[[Slice, int], None] | None = None
+        self, loader: DataLoader[Any], sampler: BatchSampler, announce: Callable[[RankLoader, Slice, int], None] | None = None
     ) -> None:
         self.batches, self._announce = sampler, announce
         self.inner: DataLoader[Any] = DataLoader(
@@ -133,7 +133,7 @@ class RankLoader:
         left = len(self)
         for part, batch in zip(self.batches.slices(self.batches.epoch), self.inner, strict=True):
             if self._announce is not None:
-                self._announce(part, left)
+                self._announce(self, part, left)
             left -= 1
             yield batch
 
@@ -145,7 +145,10 @@ def batch_sampler(loader: Any, *, rank: int, size: int, seed: int, fill: bool) -
         UsageError: it is no ``DataLoader`` whose batches can be divided.
     """
     if not isinstance(loader, DataLoader):
-        raise UsageError(f"a loader must be a torch.utils.data.DataLoader, got a {type(loader).__name__}")
+        raise UsageError(
+            f"a loader must be a torch.utils.data.DataLoader, got a {type(loader).__name__}",
+            "leave it out of prepare(), and read this rank's part by hvdtrain.torch.rank() and size()",
+        )
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
             "the loader reads a stream (IterableDataset), whose samples cannot be chosen by number",

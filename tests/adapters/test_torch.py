@@ -138,6 +138,11 @@ def by_hand(model, step, *, parts=(slice(0, 40),)):
         ({"micro_batch_size": 15}, lambda model: None, (slice(0, 15), slice(15, 30), slice(30, 40))),
         ({"clip_norm": 0.05}, lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05), (slice(0, 40),)),
         ({"clip_value": 0.01}, lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01), (slice(0, 40),)),
+        (
+            {"prescale": 0.5, "count": len},
+            lambda model: [parameter.grad.mul_(0.5) for parameter in model.parameters()],
+            (slice(0, 40),),
+        ),
         ({"postscale": 0.5}, lambda model: [parameter.grad.mul_(0.5) for parameter in model.parameters()], (slice(0, 40),)),
     ],
 )

@@ -271,6 +271,7 @@ FITS: dict[str, Callable[[Path], list[np.ndarray]]] = {
         half(), keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**10), out, steps_per_execution=4
     ),
     "fit, own training step, batches of 2": lambda out: fitted(own_step(), sgd(0.01), out, batch_size=2, weighted_metrics=None),
+    "fit, synchronised batch norm": lambda out: fitted(mlp(norm=True, synchronized=True), sgd(), out, batch_size=60),
     "fit, tf.data": lambda out: fitted(
         two_outputs(), sgd(), out, batch_size=7, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2)]
     ),

@@ -104,6 +104,22 @@ def tokens(batch_size: int = BATCH, **update: Any) -> hvdtrain.Recipe:
     )
 
 
+class NormedWords(Words):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.norm(self.words(words).transpose(1, 2)).transpose(1, 2)))
+
+
+def normed_tokens() -> hvdtrain.Recipe:
+    """Some ranks have samples without any token: no loss, but a part in what is normalised."""
+    model = NormedWords()
+    update = hvdtrain.Update(count=lambda target: (target != -100).sum(), sync_batch_norm=True)
+    return recipe(model, sgd(model, lr=0.1), loss=token_loss, data=sentences(), update=update, batch_size=4)
+
+
 def class_weights() -> hvdtrain.Recipe:
     model, weights = mlp(), torch.tensor([1.0, 5.0, 0.2, 2.0, 3.0])
     return recipe(
@@ -235,6 +251,7 @@ CASES: dict[str, Callable[[], hvdtrain.Recipe]] = {
     "mean over tokens": tokens,
     "mean over tokens, micro-batches": lambda: tokens(micro_batch_size=7),
     "mean over tokens, batches of 2": lambda: tokens(2),
+    "mean over tokens, synchronised batch norm": normed_tokens,
     "class weights": class_weights,
     "synchronised batch norm": batch_norm,
     "synchronised batch norm, images": batch_norm_images,
@@ -256,11 +273,14 @@ def loop(
     clip: float | None = None,
     scale: bool = False,
     count: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    sync: bool = False,
 ) -> list[np.ndarray]:
     """A loop as users write it, with their own clipping and their own scaler."""
     tensors = [torch.as_tensor(array) for array in data or arrays(SAMPLES)]
     loader: Any = DataLoader(TensorDataset(*tensors), batch_size, shuffle=True, num_workers=0)
-    model, optimizer, loader = hvdtrain.torch.prepare(model, optimizer, loader, accumulate=accumulate, seed=5)
+    model, optimizer, loader = hvdtrain.torch.prepare(
+        model, optimizer, loader, accumulate=accumulate, sync_batch_norm=sync, seed=5
+    )
     before = _arrays(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scale)
     steps = 0
@@ -287,14 +307,21 @@ def loop(
     return before + _arrays(model)
 
 
-def loop_over_tokens() -> list[np.ndarray]:
+def loop_over_tokens(batch_size: int = 8) -> list[np.ndarray]:
     model = Words(sparse=True)
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:  # a batch of nothing but padding has the loss 0
         return token_loss(output, target) if bool((target != -100).any()) else output.sum() * 0.0
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return loop(model, optimizer, data=sentences(), loss=loss, count=lambda target: (target != -100).sum(), batch_size=8)
+    return loop(
+        model, optimizer, data=sentences(), loss=loss, count=lambda target: (target != -100).sum(), batch_size=batch_size
+    )
+
+
+def loop_with_norm_of_two() -> list[np.ndarray]:
+    model, (inputs, targets) = mlp(norm=True).double(), arrays(SAMPLES)
+    return loop(model, sgd(model, lr=0.01), data=(inputs.astype(np.float64), targets), batch_size=2, sync=True)
 
 
 #: feature -> a user's own loop, which gives the model's state before and after
@@ -305,6 +332,9 @@ LOOPS: dict[str, Callable[[], list[np.ndarray]]] = {
     # From a scale that does not overflow: how many updates do hangs on the samples that a rank's own loss is a mean over.
     "own loop, float16, clipped": lambda: loop(model := mlp(), sgd(model), scale=True, clip=0.5),
     "own loop, mean over tokens": loop_over_tokens,
+    "own loop, mean over tokens, batches of 2": lambda: loop_over_tokens(2),
+    "own loop, synchronised batch norm": lambda: loop(model := mlp(norm=True), sgd(model), data=arrays(290), sync=True),
+    "own loop, synchronised batch norm, batches of 2": loop_with_norm_of_two,
     "own loop, branches": lambda: loop(model := Heads(), sgd(model, weight_decay=0.1), batch_size=5),
 }
 
@@ -343,6 +373,39 @@ def operations(comm: Any) -> None:
     for name, (wanted, update) in expected.items():
         found = reduced(comm, **update)
         assert abs(found - wanted) < 1e-4 * wanted, f"{name} on {size} ranks: {found} instead of {wanted}"
+
+
+def skipped_updates(comm: Any) -> None:
+    """A GradScaler that leaves an update out, without a loader of ours, does not stop the next one; nor do passes given up."""
+    model = nn.Linear(3, 2)
+    model, optimizer = hvdtrain.torch.prepare(model, sgd(model), accumulate=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
+    before = model.weight.detach().clone()
+    for step in range(4):
+        optimizer.zero_grad()
+        for _ in range(2):
+            scaler.scale(model(torch.ones(4, 3) * (comm.world.rank + 1)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update(None if step else 1024.0)
+    assert not torch.equal(before, model.weight)
+    hvdtrain.torch.check(model, optimizer)
+
+
+def local_statistics(comm: Any) -> None:
+    """Moving statistics that each rank gathers by itself: averaged by samples, also where a rank has none."""
+    model = nn.BatchNorm1d(1, momentum=1.0)
+    adapter = TorchAdapter(model, sgd(model, lr=0.0), loss=lambda out, _: out.square().mean())
+    adapter.setup(comm)
+    adapter.sync()
+    own = comm.world.rank * 4  # samples; the first rank has none where there are more
+    own = own if comm.world.size > 1 else 4
+    values = np.arange(own, dtype=np.float32)[:, None] + comm.world.rank
+    whole = sum(rank * 4 for rank in range(comm.world.size)) or 4
+    adapter.train_step((values, np.zeros(own)), lr=None, weight=own / whole)
+    adapter.settle()
+    means = {rank: rank + (rank * 4 - 1) / 2 for rank in range(1, comm.world.size)} or {0: 1.5}
+    wanted = sum((rank * 4 or 4) * mean for rank, mean in means.items()) / whole
+    assert abs(model.running_mean.item() - wanted) < 1e-5, f"{model.running_mean.item()} instead of {wanted}"
 
 
 #: every row of the table
@@ -399,6 +462,8 @@ def main(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     comm = connect(hvdtrain.World.from_env(), "torch")
     operations(comm)
+    skipped_updates(comm)
+    local_statistics(comm)
     for name in NAMES:
         np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
     comm.close()
