@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from hvdtrain.errors import HvdtrainError, UsageError
 
 #: A launcher's variables, in the order of trust: rank, size, local rank, local size, node rank, number of nodes.
 #: Open MPI and PMI do not tell the nodes; the communicator fills them in from the host names (``with_hosts``).
-_LAUNCHERS: dict[str, tuple[str, ...]] = {
+LAUNCHERS: dict[str, tuple[str, ...]] = {
     "horovod": (
         "HOROVOD_RANK",
         "HOROVOD_SIZE",
@@ -27,11 +28,37 @@ _LAUNCHERS: dict[str, tuple[str, ...]] = {
         "",
         "",
     ),
+    # PMIx tells the rest to its library alone
+    "pmix": ("PMIX_RANK", "", "", "", "", ""),
     "pmi": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", ""),
     # SLURM_STEP_NUM_TASKS belongs to an srun step; a batch script has SLURM_NTASKS, but is not a rank of anything.
     "slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_NODEID", "SLURM_STEP_NUM_NODES"),
+    "jsrun": (
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        "JSM_NAMESPACE_LOCAL_SIZE",
+        "",
+        "",
+    ),
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", ""),
 }
+
+#: The families that these names are of: what launchers tell a rank about itself, and where it finds its peers. Without Slurm's
+#: (srun and mpirun find their job by them) and torchrun's (RANK may be anybody's).
+_IDENTITY = re.compile(
+    r"HOROVOD_(RANK|SIZE|HOSTNAME|LOCAL_\w+|CROSS_\w+|GLOO_RENDEZVOUS_\w+)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_(?!MCA_)\w+"
+    r"|MPI_LOCAL\w+|JSM_NAMESPACE_\w+",
+    re.ASCII,
+)
+
+
+def is_identity(name: str) -> bool:
+    """Whether a variable of this name says which rank of which job a process is.
+
+    A shell inside a job has them too; ranks started from there must not take them for theirs.
+    """
+    return _IDENTITY.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -62,7 +89,7 @@ class World:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> World:
-        """Read the launcher's variables: Horovod, Open MPI, PMI, Slurm, torchrun; none of them means a single process.
+        """Read the launcher's variables: Horovod, Open MPI, PMI, Slurm, jsrun, torchrun; none of them means a single process.
 
         The first launcher whose rank and size are set wins. Slurm's and PMI's variables also exist where Slurm merely
         started another launcher's daemons, so only Horovod and Open MPI are compared with each other, and the variables
@@ -83,7 +110,7 @@ class World:
             )
         if trusted:
             return trusted[0]
-        found = next((world for name in ("pmi", "slurm", "torchrun") if (world := _read(name, env)) is not None), None)
+        found = next((world for name in LAUNCHERS if (world := _read(name, env)) is not None), None)
         if found is None:
             _refuse_rank_without_size(env)
         return found or cls()
@@ -105,7 +132,7 @@ class World:
 
 def _refuse_rank_without_size(env: Mapping[str, str]) -> None:
     """Better than that each of N ranks trains alone. Slurm's and torch's ranks prove nothing: batch scripts have one."""
-    for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"):
+    for name in (names[0] for source, names in LAUNCHERS.items() if source not in ("slurm", "torchrun")):
         if env.get(name):
             raise HvdtrainError(
                 f"{name} says that this is rank {env[name]} of a job, but no variable says how many ranks there are",
@@ -114,7 +141,7 @@ def _refuse_rank_without_size(env: Mapping[str, str]) -> None:
 
 
 def _read(source: str, env: Mapping[str, str]) -> World | None:
-    names = _LAUNCHERS[source]
+    names = LAUNCHERS[source]
     if not (env.get(names[0]) and env.get(names[1])):
         return None
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.world import World
+from hvdtrain.world import LAUNCHERS, World, is_identity
 
 HOROVOD_GLOO = {
     "HOROVOD_RANK": "3",
@@ -46,6 +46,13 @@ SLURM_STEP = SLURM_BATCH | {
 }
 SALLOC = {"SLURM_JOB_ID": "42", "SLURM_NTASKS": "4", "SLURM_JOB_NUM_NODES": "2"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "3",
+    "JSM_NAMESPACE_SIZE": "4",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    "PMIX_RANK": "3",
+}
 
 #: environment -> source, rank, size, local rank, local size, node rank, number of nodes
 FIXTURES = {
@@ -63,6 +70,7 @@ FIXTURES = {
     # srun starts one daemon a node; the ranks inherit the daemon's variables
     "mpirun over srun": (SLURM_STEP | {"SLURM_STEP_NUM_TASKS": "2"} | OPEN_MPI, ("open mpi", 5, 8, 1, 4, 0, 1)),
     "hydra over srun": (SLURM_STEP | HYDRA, ("pmi", 2, 4, 0, 2, 0, 1)),
+    "jsrun": (JSRUN, ("jsrun", 3, 4, 1, 2, 0, 1)),
     "torchrun": (TORCHRUN, ("torchrun", 3, 4, 1, 2, 1, 2)),
     "mpirun and variables for torch.distributed": (TORCHRUN | OPEN_MPI, ("open mpi", 5, 8, 1, 4, 0, 1)),
     "both, and they agree": (
@@ -172,3 +180,12 @@ def test_a_world_cannot_be_changed() -> None:
 
 def test_only_rank_0_is_primary() -> None:
     assert [World(rank, 3).is_primary for rank in range(3)] == [True, False, False]
+
+
+def test_every_name_that_is_read_is_known_as_another_processs_identity() -> None:
+    names = [name for source, row in LAUNCHERS.items() if source not in ("slurm", "torchrun") for name in row if name]
+    assert [name for name in names if not is_identity(name)] == []
+    more = ("HOROVOD_HOSTNAME", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "PMI_FD", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_NODE_RANK")
+    assert [name for name in more if not is_identity(name)] == []
+    others = ("SLURM_PROCID", "RANK", "PMIX_MCA_gds", "OMPI_MCA_btl", "HOROVOD_CYCLE_TIME", "HOROVOD_RANK_ORDER", "I_MPI_PIN")
+    assert [name for name in others if is_identity(name)] == []

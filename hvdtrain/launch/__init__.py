@@ -6,7 +6,6 @@ is what ``run`` does, and nearly all of launching is tested with ``==``.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol
 
 from hvdtrain.errors import UsageError, shown
+from hvdtrain.world import is_identity
 
 #: Linux's limit for one argument, with the zero byte at its end.
 MAX_ARGUMENT = 128 * 1024
@@ -129,19 +129,6 @@ class Job:
     def file(self, name: str) -> str:
         """Where a file for the launcher goes."""
         return f"{self.launch_dir}/{name}"
-
-
-#: What launchers tell a rank about itself. A shell inside a job has it too; ranks started from there must not take it for theirs.
-_IDENTITY = re.compile(
-    r"HOROVOD_(RANK|SIZE|HOSTNAME|LOCAL_\w+|CROSS_\w+|GLOO_RENDEZVOUS_\w+)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_(?!MCA_)\w+"
-    r"|MPI_LOCAL\w+",
-    re.ASCII,
-)
-
-
-def is_identity(name: str) -> bool:
-    """Whether a variable of this name says which rank of which job a process is."""
-    return _IDENTITY.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

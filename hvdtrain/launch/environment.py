@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import Job, inputfile
+from hvdtrain.world import is_identity
 
 #: Passed without being asked for: what finds programs and libraries, and what the libraries of training read.
 #: CUDA_VISIBLE_DEVICES is not here: it names this machine's devices; local ranks inherit it, other hosts have their own.
@@ -38,15 +39,6 @@ ALLOWED = (
     ),
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*", "MALLOC_*", "CUDA_*", "NVIDIA_*", "HF_*"),
     *("LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
-)
-#: Never passed without being named: another process's identity or this machine's devices.
-_OURS_ALONE = (
-    "HOROVOD_RANK",
-    "HOROVOD_SIZE",
-    "HOROVOD_LOCAL_*",
-    "HOROVOD_CROSS_*",
-    "HOROVOD_GLOO_RENDEZVOUS_*",
-    "*CUDA_VISIBLE_DEVICES",
 )
 
 _SECRET = re.compile(
@@ -70,6 +62,11 @@ class Selection:
 def is_secret(name: str) -> bool:
     """Whether a value under this name looks like one that must not be seen."""
     return _SECRET.search(name) is not None
+
+
+def _is_ours_alone(name: str) -> bool:
+    """Never passed without being named: another process's identity or this machine's devices."""
+    return is_identity(name) or name.endswith("CUDA_VISIBLE_DEVICES")
 
 
 def is_portable(name: str) -> bool:
@@ -98,7 +95,7 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
     values: dict[str, str] = {}
     left_out: dict[str, str] = {}
     for name, value in environ.items():
-        if not matches(name, ALLOWED) or matches(name, _OURS_ALONE):
+        if not matches(name, ALLOWED) or _is_ours_alone(name):
             continue
         if is_secret(name):
             left_out[name] = "looks like a secret: --env NAME passes it"
@@ -159,7 +156,7 @@ def read_file(path: str | Path) -> dict[str, str]:
 
 def _may_match(name: str) -> bool:
     """Whether a pattern of the user's may pass this variable: secrets and a rank's identity pass only when they are named."""
-    return name != "PWD" and not is_secret(name) and not matches(name, _OURS_ALONE) and is_portable(name)
+    return name != "PWD" and not is_secret(name) and not _is_ours_alone(name) and is_portable(name)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

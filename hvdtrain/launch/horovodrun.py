@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import MAX_ARGUMENT, Command, Job, colon_list, environment, is_identity, ssh
+from hvdtrain.launch import MAX_ARGUMENT, Command, Job, colon_list, environment, ssh
 from hvdtrain.launch.limits import Limits
 from hvdtrain.launch.mpi import Mpi, with_folder_first
+from hvdtrain.world import is_identity
 
 #: What horovodrun itself and the ssh or mpirun below it need, beside the ranks' variables.
 _NEEDS = (

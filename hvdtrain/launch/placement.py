@@ -7,15 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hvdtrain.launch import resources
+from hvdtrain.world import LAUNCHERS
 
-#: Where launchers write a rank's number; the order of trust is World's.
-RANK_NAMES = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-#: Where launchers write the local rank and the number of local ranks.
-_LOCAL_NAMES = (
-    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-)
+#: The names that launchers write a rank's place to, in the order of trust. torchrun starts none of our relays.
+_TOLD = tuple(names for source, names in LAUNCHERS.items() if source != "torchrun")
 
 
 class DeviceError(Exception):
@@ -33,10 +28,7 @@ class Place:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    for name in RANK_NAMES:
-        if environ.get(name, "").isdigit():
-            return int(environ[name])
-    return 0
+    return next((int(environ[names[0]]) for names in _TOLD if environ.get(names[0], "").isdigit()), 0)
 
 
 def place_of(rank: int, slots: Sequence[int]) -> Place:
@@ -50,7 +42,7 @@ def place_of(rank: int, slots: Sequence[int]) -> Place:
 
 def as_started(place: Place, environ: Mapping[str, str]) -> Place:
     """The place with what the launcher says about this host, where it says it; an elastic job may differ from any plan."""
-    for rank_name, size_name in _LOCAL_NAMES:
+    for _, _, rank_name, size_name, *_ in _TOLD:
         if environ.get(rank_name, "").isdigit() and environ.get(size_name, "").isdigit():
             return replace(place, local_rank=int(environ[rank_name]), local_size=int(environ[size_name]))
     return place

@@ -23,6 +23,7 @@ SHELL = {
     "CUDA_VISIBLE_DEVICES": "4,5",
     "CUDA_HOME": "/cuda",
     "HOROVOD_RANK": "3",
+    "HOROVOD_HOSTNAME": "node7",
     "HOROVOD_CYCLE_TIME": "1",
     "LC_ALL": "C",
 }

@@ -37,6 +37,7 @@ def test_what_the_launcher_says_about_the_host_counts_more_than_the_plan() -> No
     assert as_started(planned, {"OMPI_COMM_WORLD_LOCAL_RANK": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}) == Place(2, 1, 2, 3)
     assert as_started(planned, {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}) == Place(2, 1, 1, 2)
     assert as_started(planned, {"SLURM_LOCALID": "1"}) == planned
+    assert as_started(planned, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == planned
 
 
 def test_threads_and_waiting_follow_the_cpus_of_the_host() -> None:
