@@ -81,12 +81,12 @@ def refuse_sum(loss: object) -> None:
         )
 
 
-def blame(tensors: Sequence[str], loss: float, host: str, comm: Communicator) -> NoReturn:
+def blame(tensors: Sequence[str], loss: float | None, host: str, comm: Communicator) -> NoReturn:
     """Collective. Raise the error of gradients that are not finite, on all ranks alike.
 
     Args:
         tensors: the parameters whose gradients are not finite on this rank before they are reduced.
-        loss: of this rank's samples.
+        loss: of this rank's samples, if it is known.
         host: this rank's.
     """
     everyone = comm.allgather((list(tensors), loss, host), name="gradient/blame")
@@ -98,9 +98,10 @@ def blame(tensors: Sequence[str], loss: float, host: str, comm: Communicator) ->
         ).everywhere()
     rank, names, loss, host = culprits[0]
     more = f" and of {len(names) - 1} more tensors" if len(names) > 1 else ""
+    where = "" if loss is None else f", where the loss is {loss:.4g}"
     also = f"; likewise on rank {', '.join(str(other[0]) for other in culprits[1:])}" if len(culprits) > 1 else ""
     raise HvdtrainError(
-        f"the gradient of {names[0]}{more} is not finite on rank {rank} ({host}), where the loss is {loss:.4g}{also}",
+        f"the gradient of {names[0]}{more} is not finite on rank {rank} ({host}){where}{also}",
         "check the data of this step, or lower the learning rate; --resume auto goes on from the last checkpoint",
     ).everywhere()
 

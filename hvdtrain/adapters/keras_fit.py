@@ -6,6 +6,7 @@ Only instances are changed, and only while they train, so that whatever is saved
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain import consistency
-from hvdtrain.adapters import keras_norm, keras_state
+from hvdtrain.adapters import blame, keras_norm, keras_state
 from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -45,7 +46,7 @@ class Averaging:
         # Optimizers are made in the same order on every rank, so their reductions have the same names.
         self._reducer = Reducer(update, f"optimizer.{Averaging.made}.")
         Averaging.made += 1
-        self.update, self.size = update, comm.world.size
+        self.update, self.size, self._comm = update, comm.world.size, comm
         self.hvd = self._reducer.connect(comm.world.rank, comm.world.size)
         self.attach(optimizer)
 
@@ -55,6 +56,7 @@ class Averaging:
 
     def attach(self, optimizer: Any) -> None:
         plain = type(optimizer)
+        self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or bool(optimizer.loss_scale_factor)
         # Reduced once per update: after the accumulation, before clipping.
         late = bool(optimizer.gradient_accumulation_steps) and hasattr(plain, "_clip_gradients")
 
@@ -66,7 +68,9 @@ class Averaging:
         object.__setattr__(optimizer, "apply", apply)
         if late:
             object.__setattr__(
-                optimizer, "_clip_gradients", lambda gradients: plain._clip_gradients(optimizer, self._sum(gradients))
+                optimizer,
+                "_clip_gradients",
+                lambda gradients: plain._clip_gradients(optimizer, self._sum(gradients, optimizer._trainable_variables)),
             )
         object.__setattr__(optimizer, _MARK, self)
 
@@ -77,7 +81,8 @@ class Averaging:
     def _reduced(self, gradients: Any, variables: Sequence[Any]) -> list[Any]:
         counted = self._count()
         factor = self.update.prescale * counted if self.update.op == "exact" else self.update.factor(1.0, self.size)
-        return self._over_ranks(_times(gradients, variables, factor, counted), counted if self.update.op == "exact" else None)
+        counted = counted if self.update.op == "exact" else None
+        return self._over_ranks(_times(gradients, variables, factor, self._count()), counted, variables)
 
     def _scaled(self, gradients: Any, variables: Sequence[Any]) -> list[Any]:
         counted = self._count()
@@ -86,15 +91,32 @@ class Averaging:
         whole = self._reducer.sum(counted, "count")
         return _times(gradients, variables, self.update.prescale * tf.math.divide_no_nan(counted, whole), counted)
 
-    def _sum(self, gradients: Any) -> list[Any]:
-        return self._over_ranks(list(gradients), None)
+    def _sum(self, gradients: Any, variables: Sequence[Any]) -> list[Any]:
+        return self._over_ranks(list(gradients), None, variables)
 
-    def _over_ranks(self, gradients: list[Any], counted: Any) -> list[Any]:
+    def _over_ranks(self, gradients: list[Any], counted: Any, variables: Sequence[Any]) -> list[Any]:
         there = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        found, _ = self._reducer([gradients[number] for number in there], counted, tf.constant(1.0))
+        own = [gradients[number] for number in there]
+        found, norm = self._reducer(own, counted, tf.constant(1.0))
+        if not self._scales:  # which leaves an update out where gradients overflow
+            names = [variables[number].path for number in there]
+            with tf.control_dependencies([tf.cond(tf.math.is_finite(norm), lambda: False, lambda: self._blame(own, names))]):
+                found = [tf.identity(gradient) for gradient in found]  # nothing is applied before it was looked at
         for number, gradient in zip(there, found, strict=True):
             gradients[number] = gradient
         return gradients
+
+    def _blame(self, gradients: list[Any], names: list[str]) -> Any:
+        """Collective. End ``fit`` on all ranks with the name of the rank and the variable."""
+
+        def end(*flags: Any) -> bool:
+            bad = [name for name, is_finite in zip(names, flags, strict=True) if not bool(is_finite)]
+            blame(bad, None, socket.gethostname(), self._comm)
+
+        flags = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
+        result = tf.py_function(end, flags, tf.bool)
+        result.set_shape(())
+        return result
 
     def _count(self) -> Any:
         """Outside of ``fit`` all ranks count alike."""

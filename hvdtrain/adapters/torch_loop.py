@@ -129,7 +129,7 @@ class Loop:
                 f"the gradient of {self.reducer.not_finite[0]} is not finite on a rank of this one's process set"
             )
         mine = [name for name, largest in self._largest.items() if not bool(largest.isfinite())]
-        blame(mine, math.nan, socket.gethostname(), self.comm)
+        blame(mine, None, socket.gethostname(), self.comm)
 
     def _reduce(self) -> None:
         units = self.reducer.finish(self._units, self._largest)

@@ -352,6 +352,21 @@ def not_a_number(comm: Any) -> None:
     assert all(np.isfinite(array).all() for array in state(made))
 
 
+def not_a_number_in_fit(comm: Any) -> None:
+    """The same in a user's own ``fit``, whose error Keras wraps."""
+    inputs, targets = arrays(60)
+    inputs[59] = np.nan  # the last rank's
+    model = mlp()
+    model.compile(hvdtrain.keras.distribute(sgd()), loss=CROSS_ENTROPY)
+    data = hvdtrain.keras.shard(inputs, targets, batch_size=60, shuffle=False)
+    if comm.world.size > 1:
+        with pytest.raises(
+            tf.errors.OpError, match=f"kernel and of 3 more tensors is not finite on rank {comm.world.size - 1} "
+        ):
+            model.fit(data, verbose=0, callbacks=hvdtrain.keras.callbacks())
+        assert all(np.isfinite(array).all() for array in values(model))
+
+
 def no_gradient_on_one_rank(comm: Any) -> None:
     """Ranks whose models use other layers: what any rank uses is trained, what none uses is left alone."""
     model = unusual()
@@ -403,7 +418,16 @@ def a_loaded_model_goes_on(comm: Any) -> None:
 
 
 #: what is shown otherwise than by the weights of a single process
-CHECKS = (local_batch_norm, adasum, process_sets, not_a_number, no_gradient_on_one_rank, uneven_fits, a_loaded_model_goes_on)
+CHECKS = (
+    local_batch_norm,
+    adasum,
+    process_sets,
+    not_a_number,
+    not_a_number_in_fit,
+    no_gradient_on_one_rank,
+    uneven_fits,
+    a_loaded_model_goes_on,
+)
 
 
 def main(out: Path, *chosen: str) -> None:
