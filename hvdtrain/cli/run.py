@@ -27,6 +27,7 @@ from hvdtrain.launch import (
     Job,
     Ssh,
     allocation,
+    check_lengths,
     detect,
     environment,
     failures,
@@ -40,6 +41,7 @@ from hvdtrain.launch import (
     process,
     relay,
     start_argv,
+    this_host,
 )
 from hvdtrain.launch.verdict import judge
 from hvdtrain.launch.watch import Watch
@@ -136,6 +138,7 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **op
         raise UsageError(
             "nothing to run: no recipe and no program", "hvdtrain run -np 2 RECIPE.py, or hvdtrain run -np 2 -- PROGRAM"
         )
+    check_lengths((*what, *options["launcher_arg"]), "write it to a file that the program reads")
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
     work = Work(what) if is_program else _recipe(what, dry_run)
@@ -162,7 +165,7 @@ def _start(
         job = _probed(job, work, options["nic"], dry_run=dry_run)
     elif options["nic"]:
         complete = not job.is_remote
-        _warn(nics.check(options["nic"], {"this machine": probe.interfaces()}, complete=complete).warnings)
+        _warn(nics.check(options["nic"], {"this machine": this_host.interfaces()}, complete=complete).warnings)
     started = choice.launcher.command(job)
     if dry_run:
         click.echo(started.script(base))
@@ -243,8 +246,8 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
 
 def _all_here(hosts: Sequence[Host]) -> bool:
     """Whether all hosts are this machine under several names, as in tests."""
-    addresses = probe.own_addresses()
-    return all(probe.is_here(host.name, addresses) for host in hosts)
+    addresses = this_host.own_addresses()
+    return all(this_host.is_here(host.name, addresses) for host in hosts)
 
 
 def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Elastic | None, int]:

@@ -131,6 +131,18 @@ class Job:
         return f"{self.launch_dir}/{name}"
 
 
+def check_lengths(argv: Sequence[str], hint: str) -> None:
+    """UsageError if an argument is longer than the kernel takes; ``hint`` says what makes it shorter."""
+    for before, word in zip(("", *argv), argv, strict=False):
+        size = len(word.encode(errors="surrogateescape"))
+        if size >= MAX_ARGUMENT:
+            what = f"the value of {before}" if before.startswith("-") else "an argument"
+            raise UsageError(
+                f"{what} would be {size:,} bytes long, and Linux takes {MAX_ARGUMENT - 1:,} (it begins {shown(word, 40)!r})",
+                hint,
+            )
+
+
 @dataclass(frozen=True)
 class Command:
     """What to start. With ``inherit`` the process keeps our environment and ``env`` comes on top; else ``env`` is all it gets.
@@ -149,14 +161,7 @@ class Command:
     secrets: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        for number, word in enumerate(self.argv):
-            size = len(word.encode(errors="surrogateescape"))
-            if size >= MAX_ARGUMENT:
-                what = f"the value of {self.argv[number - 1]}" if self.argv[number - 1].startswith("-") else "an argument"
-                raise UsageError(
-                    f"{what} would be {size:,} bytes long, and Linux takes {MAX_ARGUMENT - 1:,} (it begins {shown(word, 40)!r})",
-                    "use fewer hosts, neighbours with equal slots, whole hosts instead of chosen devices",
-                )
+        check_lengths(self.argv, "use fewer hosts, neighbours with equal slots, whole hosts instead of chosen devices")
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of the process, where ``base`` is ours."""

@@ -46,25 +46,24 @@ class Horovodrun:
     def command(self, job: Job) -> Command:
         self.limits.check(job)
         gloo = job.controller == "gloo" or job.elastic is not None
-        if not gloo:
-            self._check_mpi(job)
+        mpi = None if gloo else self._mpi_for(job)
         argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:
             argv += ["--network-interfaces", ",".join(job.nics)]
-        argv += job.launcher_args if gloo else self._mpi_args(job)
+        argv += job.launcher_args if mpi is None else _mpi_args(mpi, job)
         argv += [f"--start-timeout={start_timeout_s(len(job.hosts))}", *job.argv]
         if len(shlex.join(argv)) > MAX_ARGUMENT // 2:  # its whole line is one argument of sh, with quotes of its own
             raise UsageError(
                 f"the command for {len(job.hosts)} hosts is too long for horovodrun", "use --launcher mpirun or srun"
             )
-        env, files = self._environment(job, gloo), {}
+        env, files = self._environment(job, mpi), {}
         if self.ssh and job.is_remote:
             path, text = ssh.for_horovodrun(job, self.ssh)
             files[path] = text
             env["PATH"] = with_folder_first(posixpath.dirname(path), env.get("PATH", "/usr/bin:/bin"))
         return Command(tuple(argv), env, inherit=False, files=files, secrets=environment.secrets(job.env))
 
-    def _check_mpi(self, job: Job) -> None:
+    def _mpi_for(self, job: Job) -> Mpi:
         if self.mpi is None:
             raise UsageError(
                 "horovodrun --mpi needs mpirun, and there is none here", "hvdtrain horovod install brings one; or use --gloo"
@@ -78,6 +77,7 @@ class Horovodrun:
             raise UsageError(
                 f"horovodrun takes no unequal slots with Intel MPI ({colon_list(job.hosts[:8])})", "use --launcher mpirun"
             )
+        return self.mpi
 
     def _hosts(self, job: Job) -> list[str]:
         np = ["-np", str(job.np)]
@@ -88,17 +88,7 @@ class Horovodrun:
         script = shlex.quote(job.elastic.discovery_script)  # Horovod gives it to a shell
         return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", script]
 
-    def _mpi_args(self, job: Job) -> list[str]:
-        """For the mpirun below it."""
-        if self.mpi is None:
-            return []
-        args = [*self.mpi.daemon_args(job), *job.launcher_args]
-        argv = []
-        if self.mpi.kind == "openmpi" and self.mpi.major >= 5:
-            argv += ["--binding-args=--bind-to none --map-by slot"]  # its own '-bind-to none' is refused: "Executable: none"
-        return [*argv, f"--mpi-args={shlex.join(args)}"] if args else argv
-
-    def _environment(self, job: Job, gloo: bool) -> dict[str, str]:
+    def _environment(self, job: Job, mpi: Mpi | None) -> dict[str, str]:
         # Local ranks keep the GPUs that this shell was given; other hosts have their own.
         patterns = _NEEDS if job.is_remote else (*_NEEDS, "*CUDA_VISIBLE_DEVICES")
         needed = {
@@ -110,15 +100,24 @@ class Horovodrun:
             and not is_identity(name)
         }
         values = {**needed, **job.env}
-        if self.mpi is not None and not gloo:  # it runs the mpirun that is first on PATH, and the ranks must load the same MPI
-            values["PATH"] = with_folder_first(posixpath.dirname(self.mpi.mpirun), values.get("PATH", ""))
+        if mpi is not None:  # it runs the mpirun that is first on PATH, and the ranks must load the same MPI
+            values["PATH"] = with_folder_first(posixpath.dirname(mpi.mpirun), values.get("PATH", ""))
         secret = next(iter(sorted(environment.secrets(values))), "")
-        if gloo and secret:
+        if mpi is None and secret:
             raise UsageError(
                 f"horovodrun --gloo would show the secret {secret} on command lines",
                 "use --launcher mpirun, or let the job read a file",
             )
         return values
+
+
+def _mpi_args(mpi: Mpi, job: Job) -> list[str]:
+    """For the mpirun below it."""
+    args = [*mpi.daemon_args(job), *job.launcher_args]
+    argv = []
+    if mpi.kind == "openmpi" and mpi.major >= 5:
+        argv += ["--binding-args=--bind-to none --map-by slot"]  # its own '-bind-to none' is refused: "Executable: none"
+    return [*argv, f"--mpi-args={shlex.join(args)}"] if args else argv
 
 
 def start_timeout_s(hosts: int) -> int:

@@ -77,10 +77,6 @@ class Hosts:
     source: str
     warnings: tuple[str, ...] = ()
 
-    @property
-    def slots(self) -> int:
-        return sum(host.slots for host in self.hosts)
-
 
 @dataclass(frozen=True, slots=True)
 class _Line:

@@ -12,7 +12,7 @@ import signal
 import traceback
 from collections.abc import Callable
 
-from hvdtrain.launch import processes
+from hvdtrain.launch import linux
 
 #: What asks for an end.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -28,20 +28,20 @@ def keep(work: Callable[[Callable[[], None]], int], lost: Callable[[int, int], N
         lost: called if the worker was killed, after its descendants were ended, with the signal and the first one of
             ``ENDING`` that was handed on (0: none).
     """
-    processes.adopt_orphans()
+    linux.adopt_orphans()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     parent, told = os.getpid(), 0
-    with processes.signals_wait({*ENDING, *OTHERS, signal.SIGCHLD}) as let_through:
+    with linux.signals_wait({*ENDING, *OTHERS, signal.SIGCHLD}) as let_through:
         worker = os.fork()
         if worker == 0:
             _work(work, parent, let_through)
-        while not processes.has_ended(worker):
+        while not linux.has_ended(worker):
             number = signal.sigwait({*ENDING, *OTHERS, signal.SIGCHLD})
             if number != signal.SIGCHLD:
                 told = told or (number if number in ENDING else 0)
                 os.kill(worker, number)  # not reaped yet, so the number is still its own
     code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-    processes.kill_descendants()
+    linux.kill_descendants()
     if code < 0:
         lost(-code, told)
     return 128 - code if code < 0 else code
@@ -52,7 +52,7 @@ def _work(work: Callable[[Callable[[], None]], int], parent: int, let_through: C
     code = 1
     try:
         os.setsid()
-        processes.die_with_parent(signal.SIGTERM)
+        linux.die_with_parent(signal.SIGTERM)
         if os.getppid() == parent:
             code = work(let_through)
     except BaseException:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import GRACE_S, Command, Job, environment, processes
+from hvdtrain.launch import GRACE_S, Command, Job, environment, linux
 from hvdtrain.launch.limits import Limits
 
 
@@ -74,7 +74,7 @@ class _Ranks:
         self._kill_at = math.inf
 
     def start(self, argv: Sequence[str], size: int, port: int, let_through: Callable[[], None]) -> None:
-        prepare = processes.dies_with_us(signal.SIGTERM, let_through)
+        prepare = linux.dies_with_us(signal.SIGTERM, let_through)
         for rank in range(size):
             env = {**os.environ, **rank_environment(rank, size, port)}
             process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, preexec_fn=prepare)
@@ -99,7 +99,7 @@ class _Ranks:
 
     def _reap(self) -> Iterator[int]:
         """The exit codes of those that are gone."""
-        for pid in [pid for pid in self._running if processes.has_ended(pid)]:
+        for pid in [pid for pid in self._running if linux.has_ended(pid)]:
             yield self._running.pop(pid).wait()
 
     def _end(self) -> None:
@@ -114,7 +114,7 @@ class _Ranks:
 
 def main(argv: Sequence[str]) -> int:
     """``start.py local --np N -- PROGRAM ARGS``."""
-    processes.die_with_parent(signal.SIGTERM)
+    linux.die_with_parent(signal.SIGTERM)
     at = list(argv).index("--")
     parser = argparse.ArgumentParser(prog="start.py local")
     parser.add_argument("--np", type=int, required=True)
@@ -124,6 +124,6 @@ def main(argv: Sequence[str]) -> int:
 
     ranks = _Ranks(args.grace)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    with processes.signals_wait(ranks.SIGNALS) as let_through, serve() as port:
+    with linux.signals_wait(ranks.SIGNALS) as let_through, serve() as port:
         ranks.start(argv[at + 1 :], args.np, port, let_through)
         return ranks.wait()

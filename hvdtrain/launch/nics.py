@@ -13,9 +13,9 @@ from typing import Any
 
 from hvdtrain.errors import UsageError
 
-#: Bridges and pairs that container and virtual machine software makes; their addresses repeat from host to host.
 #: What the kernel and every launcher take for a name: at most 15 characters, nothing that is split or is an option.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]{0,14}", re.ASCII)
+#: Bridges and pairs that container and virtual machine software makes; their addresses repeat from host to host.
 _VIRTUAL = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|podman|lxc|lxd|kube|vmnet|vnet|dummy|nodelocaldns)")
 
 
@@ -67,7 +67,7 @@ class Interface:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Network:
     """The interfaces to use, by name (all that are needed, where hosts call them differently) and their subnet; and why."""
 
     names: tuple[str, ...]
@@ -76,21 +76,21 @@ class Choice:
     warnings: tuple[str, ...] = ()
 
 
-def choose(tables: Mapping[str, Sequence[Interface]]) -> Choice:
+def choose(tables: Mapping[str, Sequence[Interface]]) -> Network:
     """The fastest interface whose subnet every host has. Without one, nothing is chosen and the reason says what there is."""
     usable = {host: _by_subnet(table) for host, table in tables.items()}
     first, *others = usable.values()
     common = [net for net in first if all(net in other for other in others) and _all_differ(net, usable.values())]
     if not common:
         seen = "; ".join(f"{host}: {_shown(table)}" for host, table in list(tables.items())[:4])
-        return Choice((), "", f"no subnet is common to all hosts ({seen})")
+        return Network((), "", f"no subnet is common to all hosts ({seen})")
     best = max(
         common, key=lambda net: (ipaddress.ip_network(net).version == 4, min(by_net[net].speed for by_net in usable.values()))
     )
     names = tuple(dict.fromkeys(by_net[best].name for by_net in usable.values()))
     left_out = dict.fromkeys(f"{each.name}: {each.why_not()}" for table in tables.values() for each in table if each.why_not())
     without = f"; not used: {', '.join(left_out)}" if left_out else ""
-    return Choice(names, best, f"{'/'.join(names)}, in the subnet {best} of all {len(tables)} hosts{without}")
+    return Network(names, best, f"{'/'.join(names)}, in the subnet {best} of all {len(tables)} hosts{without}")
 
 
 def _by_subnet(table: Sequence[Interface]) -> dict[str, Interface]:
@@ -105,7 +105,7 @@ def _all_differ(net: str, hosts: Iterable[Mapping[str, Interface]]) -> bool:
     return len(seen) == len(set(seen))
 
 
-def check(wanted: Sequence[str], tables: Mapping[str, Sequence[Interface]], *, complete: bool = True) -> Choice:
+def check(wanted: Sequence[str], tables: Mapping[str, Sequence[Interface]], *, complete: bool = True) -> Network:
     """The user's choice, if every host has one of these interfaces, and some host has each of them; a warning where one is down.
 
     Args:
@@ -133,7 +133,7 @@ def check(wanted: Sequence[str], tables: Mapping[str, Sequence[Interface]], *, c
         if complete:
             raise UsageError(sentence, shown)
         warnings.append(f"{sentence}, and the other hosts were not asked ({shown})")
-    return Choice(tuple(wanted), "", "asked for with --nic", tuple(warnings))
+    return Network(tuple(wanted), "", "asked for with --nic", tuple(warnings))
 
 
 def _shown(table: Sequence[Interface]) -> str:

@@ -1,37 +1,28 @@
 """Ask every host, before a job starts, whether it can take part: one ssh connection each, all at once.
 
 What would otherwise be a hang or a page of a launcher's output becomes a sentence: who cannot be reached and why, where Python,
-the package or the recipe is missing, which network interfaces there are. ``main`` runs on the host that is asked.
+the package or the recipe is missing, which network interfaces there are.
 """
 
 from __future__ import annotations
 
-import array
-import fcntl
-import hashlib
-import ipaddress
 import json
-import os
-import platform
 import re
 import shlex
 import socket
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch import Host, Ssh, is_this_machine, resources
+from hvdtrain.launch import Host, Ssh, this_host
 from hvdtrain.launch.nics import Interface
 
 CONNECT_TIMEOUT_S = 10
 _ANSWER_TIMEOUT_S = 30
-_MARK = "\x1e"
 
 
 @dataclass(frozen=True)
@@ -61,10 +52,10 @@ def ask(hosts: Sequence[Host], ssh: Ssh, start: Sequence[str], cwd: str, paths: 
     """
     from concurrent.futures import ThreadPoolExecutor  # 20 ms to import, and main() on the other side does not need it
 
-    question = [*start, "probe", json.dumps({"cwd": cwd, "paths": list(paths), "launcher": socket.gethostname()})]
-    here = own_addresses()
+    question = [*start, "this_host", json.dumps({"cwd": cwd, "paths": list(paths), "launcher": socket.gethostname()})]
+    here = this_host.own_addresses()
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        return list(pool.map(lambda host: _ask_one(host, ssh, question, cwd, is_here(host.name, here)), hosts))
+        return list(pool.map(lambda host: _ask_one(host, ssh, question, cwd, this_host.is_here(host.name, here)), hosts))
 
 
 def _ask_one(host: Host, ssh: Ssh, question: Sequence[str], cwd: str, here: bool) -> Answer:
@@ -133,7 +124,7 @@ _SSH_PROBLEMS: Sequence[tuple[str, str, str]] = (
 def read(target: Host, code: int, out: str, err: str, *, seconds: float = 0.0) -> Answer:
     """What ssh printed and returned -> the answer. ``target`` has the port that was used. Pure."""
     host, option = target.name, f"-p {target.port} " if target.port is not None else ""
-    _, mark, text = out.partition(_MARK)
+    _, mark, text = out.partition(this_host.MARK)
     if mark:
         try:
             return Answer(host, json.loads(text.partition("\n")[0]), seconds=seconds)
@@ -224,116 +215,3 @@ def second(first: Sequence[Answer], again: Sequence[Answer]) -> list[Answer]:
         for before, after in zip(first, again, strict=True)
         if not before.problem and after.problem
     ]
-
-
-def is_here(name: str, addresses: frozenset[str]) -> bool:
-    """Whether the name is this machine's, by itself or by its address."""
-    if is_this_machine(name) or name == socket.gethostname():
-        return True
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
-    except OSError:
-        return False
-    return bool(found & addresses)
-
-
-def own_addresses() -> frozenset[str]:
-    return frozenset(address.partition("/")[0] for each in interfaces() for address in each.addresses)
-
-
-# --- on the host that is asked ---------------------------------------------------------------------------------------------
-
-
-def interfaces() -> list[Interface]:
-    """This machine's network interfaces, from the kernel."""
-    addresses: dict[str, list[str]] = {}
-    for name, address, mask in _ipv4():
-        addresses.setdefault(name, []).append(f"{address}/{ipaddress.ip_network(f'0.0.0.0/{mask}').prefixlen}")
-    for name, address6 in _ipv6():
-        addresses.setdefault(name, []).append(address6)
-    found = []
-    for _, name in socket.if_nameindex():
-        folder = Path("/sys/class/net") / name
-        flags = int(_text(folder / "flags") or "0", 16)
-        up = bool(flags & 1) and _text(folder / "carrier") != "0"
-        speed = _text(folder / "speed")
-        known = int(speed) if speed.isdigit() else 0
-        found.append(Interface(name, tuple(addresses.get(name, ())), up, bool(flags & 8), known))
-    return found
-
-
-def _ipv4() -> list[tuple[str, str, str]]:
-    """(name, address, mask) of every IPv4 address, aliases too."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        buffer = array.array("B", bytes(40 * 256))
-        request = struct.pack("iL", len(buffer), buffer.buffer_info()[0])
-        length = struct.unpack("iL", fcntl.ioctl(sock.fileno(), 0x8912, request))[0]  # SIOCGIFCONF
-        data, found = buffer.tobytes(), []
-        for at in range(0, length, 40):
-            name = data[at : at + 16].partition(b"\0")[0]
-            address = socket.inet_ntoa(data[at + 20 : at + 24])
-            try:
-                mask = fcntl.ioctl(sock.fileno(), 0x891B, struct.pack("256s", name[:15]))[20:24]  # SIOCGIFNETMASK
-            except OSError:
-                continue
-            found.append((name.decode().partition(":")[0], address, socket.inet_ntoa(mask)))
-    return found
-
-
-def _ipv6() -> list[tuple[str, str]]:
-    found = []
-    for line in _text(Path("/proc/net/if_inet6")).splitlines():
-        digits, _, prefix, _, _, name = line.split()
-        found.append((name, f"{ipaddress.IPv6Address(int(digits, 16))}/{int(prefix, 16)}"))
-    return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
-def describe(cwd: str, paths: Sequence[str], launcher: str) -> dict[str, Any]:
-    """What this host says about itself."""
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())
-    return {
-        "host": socket.gethostname(),
-        "python": platform.python_version(),
-        "package": digest.hexdigest(),
-        "cwd": os.path.isdir(cwd),
-        "paths": {path: _digest(os.path.join(cwd, path)) for path in paths},
-        "launcher_resolves": _resolves(launcher),
-        "nics": [
-            {"name": each.name, "addresses": each.addresses, "up": each.up, "loopback": each.loopback, "speed": each.speed}
-            for each in interfaces()
-        ],
-        "cpus": resources.usable_cpus(resources.affinity()),
-        "gpus": resources.gpus({}),
-    }
-
-
-def _digest(path: str) -> str:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError:
-        return ""
-
-
-def _resolves(name: str) -> bool:
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True
-
-
-def main(argv: Sequence[str]) -> int:
-    """``start.py probe JSON``: print the description after a mark, since a login shell may print things of its own before."""
-    question = json.loads(argv[0])
-    print(f"{_MARK}{json.dumps(describe(question['cwd'], question['paths'], question['launcher']))}", flush=True)
-    return 0

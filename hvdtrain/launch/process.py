@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch import Command, frames, processes
+from hvdtrain.launch import Command, frames, linux
 
 #: How long a launcher has at least to end its ranks after a polite signal, before everything is killed.
 PATIENCE_S = 8.0
@@ -59,7 +59,7 @@ def run(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=processes.dies_with_us(),
+                preexec_fn=linux.dies_with_us(),
             )
         except OSError as error:
             raise HvdtrainError(
@@ -70,7 +70,7 @@ def run(
             with ending_after_us(process.pid, patience_s):
                 _forward(process, on_event, forwarding.end)
         finally:
-            processes.signal_group(process.pid, signal.SIGKILL)  # what it has left behind
+            linux.signal_group(process.pid, signal.SIGKILL)  # what it has left behind
             forwarding.detach()  # once it is reaped, its number may be another's
             code = process.wait()
     if forwarding.received is not None:
@@ -116,7 +116,7 @@ def _watch(reads: int, group: int, patience_s: float) -> NoReturn:
         os._exit(0)
 
     def tell(number: int) -> None:
-        if not processes.signal_group(group, number) or number == signal.SIGKILL:
+        if not linux.signal_group(group, number) or number == signal.SIGKILL:
             os._exit(0)
 
     end_within(patience_s, tell)
@@ -169,7 +169,7 @@ class Forwarding(AbstractContextManager["Forwarding"]):
 
     def _tell(self, number: int) -> None:
         if self._pid and number == signal.SIGKILL:
-            processes.signal_group(self._pid, number)
+            linux.signal_group(self._pid, number)
         elif self._pid:
             os.kill(self._pid, number)
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from hvdtrain.launch import GRACE_S, Job, failures, frames, keeper, nodelist, processes, resources
+from hvdtrain.launch import GRACE_S, Job, failures, frames, keeper, linux, nodelist, resources
 from hvdtrain.launch.lines import Lines
 from hvdtrain.launch.placement import DeviceError, as_started, environment_for, host_name, place_of, rank_of
 
@@ -79,7 +79,7 @@ class Relay:
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None]) -> int:
         """Start, forward, wait; the rank's exit code (128 + n for signal n)."""
-        processes.adopt_orphans()
+        linux.adopt_orphans()
         for number in keeper.ENDING:
             signal.signal(number, self._end)
         for number in keeper.OTHERS:
@@ -95,7 +95,7 @@ class Relay:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 close_fds=False,  # PMI talks through a descriptor that the launcher opened
-                preexec_fn=processes.dies_with_us(signal.SIGKILL),
+                preexec_fn=linux.dies_with_us(signal.SIGKILL),
             )
         except OSError as error:
             return self._failed_to_start(argv, error)
@@ -104,7 +104,7 @@ class Relay:
         self._forward()
         code = self._child.wait()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        processes.kill_descendants()
+        linux.kill_descendants()
         code = 128 - code if code < 0 else code
         said_at = self._words.get("time")
         # A rank that had said why it fails was not ended by us, even if it was still there when we were told to end it.
@@ -181,23 +181,23 @@ class Relay:
         self._told, self._told_at = number, time.time()
         self._said = failures.exception_in(self._tail)
         if self._child is not None:
-            processes.signal_group(self._child.pid, signal.SIGTERM)
-            processes.signal_group(self._child.pid, signal.SIGCONT)  # a stopped process cannot end politely
+            linux.signal_group(self._child.pid, signal.SIGTERM)
+            linux.signal_group(self._child.pid, signal.SIGCONT)  # a stopped process cannot end politely
             signal.setitimer(signal.ITIMER_REAL, self._grace_s)
 
     def _kill(self, number: int, frame: FrameType | None) -> None:
         if self._child is not None:
-            processes.signal_group(self._child.pid, signal.SIGKILL)
-            processes.kill_descendants(keep=self._child.pid)
+            linux.signal_group(self._child.pid, signal.SIGKILL)
+            linux.kill_descendants(keep=self._child.pid)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self._child is not None:
-            processes.signal_group(self._child.pid, number)
+            linux.signal_group(self._child.pid, number)
 
 
 def main(argv: Sequence[str]) -> int:
     """``start.py relay --slots 4(x3),2 [...] -- PROGRAM ARGS``."""
-    processes.die_with_parent(signal.SIGTERM)
+    linux.die_with_parent(signal.SIGTERM)
     at = list(argv).index("--")
     parser = argparse.ArgumentParser(prog="start.py relay")
     parser.add_argument("--slots", required=True)

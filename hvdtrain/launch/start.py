@@ -1,4 +1,4 @@
-"""Starts one of our small programs: ``python -S -E .../start.py relay|local|probe ARGS``.
+"""Starts one of our small programs: ``python -S -E .../start.py relay|local|this_host ARGS``.
 
 Started by its file name and without site-packages, it makes an empty ``hvdtrain`` package instead of importing the real one: it
 starts for every rank and on every host, and importing the package would import NumPy (0.2 s).
@@ -11,7 +11,7 @@ import sys
 import types
 from pathlib import Path
 
-PROGRAMS = ("relay", "local", "probe")
+PROGRAMS = ("relay", "local", "this_host")
 
 if __name__ == "__main__":
     package = types.ModuleType("hvdtrain")

@@ -46,7 +46,7 @@ def test_outside_of_a_batch_system_there_is_none() -> None:
 def test_a_node_list_without_tasks_is_one_rank_a_node_and_says_so() -> None:
     found = from_environment({"SLURM_JOB_NODELIST": "n[1-2]"})
     assert found is not None
-    assert found.slots == 2
+    assert sum(host.slots for host in found.hosts) == 2
     assert "SLURM_TASKS_PER_NODE" in found.warnings[0]
 
 

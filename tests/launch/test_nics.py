@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import nics, probe
-from hvdtrain.launch.nics import Choice, Interface, choose
+from hvdtrain.launch import nics, this_host
+from hvdtrain.launch.nics import Interface, Network, choose
 
 LO = Interface("lo", ("127.0.0.1/8", "::1/128"), loopback=True)
 DOCKER = Interface("docker0", ("172.17.0.1/16",))
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[dict[str, list[Interface]], tuple[str, ...], str, str]] =
 @pytest.mark.parametrize("name", CASES)
 def test_the_interface_and_the_reason(name: str) -> None:
     tables, names, subnet, reason = CASES[name]
-    assert choose(tables) == Choice(names, subnet, reason)
+    assert choose(tables) == Network(names, subnet, reason)
 
 
 def test_a_wrong_name_lists_the_real_ones() -> None:
@@ -125,10 +125,10 @@ def test_where_not_all_hosts_were_asked_a_missing_one_is_a_warning() -> None:
 
 
 def test_this_machines_interfaces_come_from_the_kernel() -> None:
-    found = {each.name: each for each in probe.interfaces()}
+    found = {each.name: each for each in this_host.interfaces()}
     assert found["lo"].loopback
     assert "127.0.0.1/8" in found["lo"].addresses
-    assert "127.0.0.1" in probe.own_addresses()
+    assert "127.0.0.1" in this_host.own_addresses()
 
 
 def test_a_subnet_in_which_two_hosts_have_one_address_is_not_common() -> None:

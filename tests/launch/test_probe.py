@@ -152,8 +152,8 @@ def test_the_question_survives_the_remote_shell(tmp_path: Path) -> None:
     assert answers[0].record["paths"] == {"x y'z": ""}
 
 
-def test_the_probe_program_needs_the_standard_library_only() -> None:
+def test_what_runs_on_the_host_that_is_asked_needs_the_standard_library_only() -> None:
     question = json.dumps({"cwd": ".", "paths": [], "launcher": "localhost"})
-    done = subprocess.run([*start_argv(sys.executable), "probe", question], capture_output=True, text=True, check=True)
+    done = subprocess.run([*start_argv(sys.executable), "this_host", question], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert read(Host("n"), 0, done.stdout, "").record["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -137,6 +137,13 @@ def test_what_is_left_out_is_told(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "not " not in capsys.readouterr().err
 
 
+def test_an_argument_of_the_users_that_is_too_long_is_not_blamed_on_the_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "2", "--dry-run", "--", "python", "-c", "x" * 200_000]) == 2
+    told = capsys.readouterr().err
+    assert "Error: the value of -c would be 200,000 bytes long, and Linux takes 131,071" in told
+    assert "Hint: write it to a file that the program reads\n" in told
+
+
 def test_an_absurd_number_of_ranks_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     for more in ([], ["-H", "a:2"]):
         assert main(["run", "-np", "1000000000", "--oversubscribe", *more, "--dry-run", "--", "true"]) == 2

@@ -8,17 +8,17 @@ import subprocess
 import sys
 import time
 
-from hvdtrain.launch import processes
+from hvdtrain.launch import linux
 
 #: Adopts what its child leaves behind, and ends it.
 ADOPTS = """
 import os, subprocess, sys
-from hvdtrain.launch import processes
-processes.adopt_orphans()
+from hvdtrain.launch import linux
+linux.adopt_orphans()
 subprocess.run(["/bin/sh", "-c", "setsid sleep 1000 & setsid sh -c 'sleep 1000 & exec sleep 1000' & sleep 0.2"])
-print(len(processes.descendants(os.getpid())))
-processes.kill_descendants()
-print(len(processes.descendants(os.getpid())))
+print(len(linux.descendants(os.getpid())))
+linux.kill_descendants()
+print(len(linux.descendants(os.getpid())))
 """
 
 
@@ -29,20 +29,20 @@ def test_what_left_its_session_and_lost_its_parent_is_found_and_ended() -> None:
 
 def test_a_child_that_has_ended_keeps_its_number_until_it_is_waited_for() -> None:
     child = subprocess.Popen(["/bin/sleep", "1000"])
-    assert not processes.has_ended(child.pid)
+    assert not linux.has_ended(child.pid)
     child.kill()
     deadline = time.monotonic() + 10
-    while not processes.has_ended(child.pid):
+    while not linux.has_ended(child.pid):
         assert time.monotonic() < deadline
-    assert processes.has_ended(child.pid)
-    assert not processes.is_alive(child.pid)
+    assert linux.has_ended(child.pid)
+    assert not linux.is_alive(child.pid)
     os.kill(child.pid, 0)
     assert child.wait() == -signal.SIGKILL
 
 
 def test_signals_wait_for_us_and_reach_a_child() -> None:
-    with processes.signals_wait({signal.SIGUSR1}) as let_through:
-        child = subprocess.Popen(["/bin/sleep", "1000"], preexec_fn=processes.dies_with_us(signal.SIGKILL, let_through))
+    with linux.signals_wait({signal.SIGUSR1}) as let_through:
+        child = subprocess.Popen(["/bin/sleep", "1000"], preexec_fn=linux.dies_with_us(signal.SIGKILL, let_through))
         os.kill(os.getpid(), signal.SIGUSR1)
         assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
         child.send_signal(signal.SIGUSR1)
