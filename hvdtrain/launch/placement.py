@@ -19,10 +19,10 @@ class DeviceError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place by the plan: among ``local_size`` ranks of host number ``node``."""
+    """A rank's place by the plan, as far as the rank's host needs it: the hosts' names it does not."""
 
     rank: int
-    node: int
+    node_rank: int
     local_rank: int
     local_size: int
 
@@ -33,9 +33,9 @@ def rank_of(environ: Mapping[str, str]) -> int:
 
 def place_of(rank: int, slots: Sequence[int]) -> Place:
     first = 0
-    for node, count in enumerate(slots):
+    for node_rank, count in enumerate(slots):
         if rank < first + count:
-            return Place(rank, node, rank - first, count)
+            return Place(rank, node_rank, rank - first, count)
         first += count
     return Place(rank, len(slots), 0, 1)  # more ranks than were planned: say so to the launcher, do not guess
 
@@ -66,7 +66,7 @@ def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices
         extra["OMP_NUM_THREADS"] = str(resources.threads_per_rank(cpus, place.local_size))
     if place.local_size > cpus and "OMPI_MCA_mpi_yield_when_idle" not in environ:
         extra["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else ranks that wait take the CPU from the one they wait for
-    chosen = devices.split(";")[place.node] if devices and place.node < devices.count(";") + 1 else ""
+    chosen = devices.split(";")[place.node_rank] if devices and place.node_rank < devices.count(";") + 1 else ""
     if chosen:
         extra["CUDA_VISIBLE_DEVICES"] = ",".join(cuda_names([int(number) for number in chosen.split(",")], environ))
     seen = resources.gpus({**environ, **extra})
