@@ -76,7 +76,7 @@ def resume(where: Path, adapter: Adapter, comm: Communicator, *, required: bool 
                 adapter.load(chosen.path / "model")
             except Exception as error:
                 raise HvdtrainError(
-                    f"{chosen.path} does not fit this recipe: {type(error).__name__}: {_first_line(error)}",
+                    f"{chosen.path} does not fit this recipe: {type(error).__name__}: {_lines(error)}",
                     "train the recipe it was saved by, or start anew: --resume never --run-dir NEW",
                 ) from error
         return chosen
@@ -241,6 +241,11 @@ def _fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _lines(error: Exception, most: int = 4) -> str:
+    """The first lines of a message in one: PyTorch says what is wrong from the second line on."""
+    return " ".join(line.strip() for line in str(error).splitlines()[:most])
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import importlib.util
@@ -13,7 +14,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,19 +96,45 @@ def load(spec: str) -> RecipeFunction:
     """
     place, _, name = spec.partition(":")
     is_path = "/" in place or place.endswith(".py") or Path(place).is_dir()
-    module = _load_file(Path(place)) if is_path and not _is_package(Path(place)) else _load_module(place)
     name = name or "recipe"
+    if is_path and not _is_package(Path(place)):
+        _refuse_script(Path(place), name)
+        module = _load_file(Path(place))
+    else:
+        module = _load_module(place)
     function = getattr(module, name, None)
     if callable(function):
         return typing.cast(RecipeFunction, function)
     names = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-    close = difflib.get_close_matches(name, names, 1) or names[:5]
-    raise UsageError(
-        f"{place} has no function {name!r}",
-        f"functions there: {', '.join(close)}; name one as {place}:{close[0]}"
-        if close
-        else "define: def recipe() -> hvdtrain.Recipe",
-    )
+    raise _no_function(place, name, names)
+
+
+def _no_function(place: str, name: str, names: Sequence[str]) -> UsageError:
+    close = difflib.get_close_matches(name, names, 1) or list(names[:5])
+    functions = f"functions there: {', '.join(close)}; name one as {place}:{close[0]}" if close else ""
+    hint = functions or f"define: def recipe() -> hvdtrain.Recipe; or a script of your own: hvdtrain run ... -- python {place}"
+    return UsageError(f"{place} has no function {name!r}", hint)
+
+
+def _refuse_script(path: Path, name: str) -> None:
+    """Raise UsageError if the file binds no ``name``, without running it: it may be a script that trains for hours."""
+    if path.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # loading it says what is wrong
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    if not bound & {name, "*", "__getattr__"}:
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        raise _no_function(str(path), name, functions)
 
 
 def build(function: RecipeFunction, settings: Mapping[str, Any]) -> Recipe:

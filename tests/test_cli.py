@@ -20,9 +20,9 @@ LINEAR = f"{ROOT}/tests/support/recipes.py:linear"
 
 BAD_RECIPES = {
     "raises.py": "def recipe():\n    raise OSError('no such data')\n",
-    "at_import.py": "value = 1 / 0\n",
+    "at_import.py": "recipe = 1 / 0\n",
     "syntax.py": "def recipe(:\n",
-    "missing.py": "import no_such_package\n",
+    "missing.py": "import no_such_package as recipe\n",
     "wrong.py": "def recipe():\n    return 42\n",
     "other.py": "def recpie():\n    return None\n",
     "typed.py": "def recipe(*, hidden: int = 3, lr: float = 0.1):\n    return None\n",

@@ -111,20 +111,25 @@ BAD_FILES: dict[str, tuple[str | None, str, str]] = {
     "empty": ("", "bad.py has no function 'recipe'", "define: def recipe() -> hvdtrain.Recipe"),
     "other name": ("def recip(): pass", "bad.py has no function 'recipe'", "name one as bad.py:recip"),
     "no function": ("recipe = 3", "bad.py has no function 'recipe'", "define: def recipe()"),
+    "a script": (
+        "print('trains for hours')\nraise SystemExit",
+        "bad.py has no function 'recipe'",
+        "or a script of your own: hvdtrain run ... -- python bad.py",
+    ),
     "syntax": ("x = 1\ndef recipe(:\n", "bad.py failed at {cwd}/bad.py:2: SyntaxError: ", "python bad.py shows"),
     "bytes": ("x = '\udcff'", "bad.py failed at ", "python bad.py shows"),
     "raises on import": (
-        "import os\n\nos.no_such\n",
+        "import os\n\nrecipe = os.no_such\n",
         "bad.py failed at {cwd}/bad.py:3: AttributeError: ",
         "python bad.py shows",
     ),
     "needs a package": (
-        "import no_such_package_x",
+        "import no_such_package_x as recipe",
         "{cwd}/bad.py:1: ModuleNotFoundError: ",
         "pip install no_such_package_x into",
     ),
     "raises a module error itself": (
-        "raise ModuleNotFoundError('mine')",
+        "raise ModuleNotFoundError('mine')\ndef recipe(): pass",
         "bad.py failed at {cwd}/bad.py:1: ModuleNotFoundError: mine",
         "python bad.py shows",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from hvdtrain.comm import Communicator
 
+_NUMBER = re.compile(r"_\d+(?=/|_|$)")
+
 
 def generators(model: Any) -> list[Any]:
     """The random streams of the model's layers, in the same order on every rank."""
@@ -19,13 +22,17 @@ def generators(model: Any) -> list[Any]:
 
 
 def named(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """The variables that must be the same on all ranks, each by a name of its own; random streams differ."""
+    """The variables that must be the same on all ranks, each by a name of its own; random streams differ.
+
+    Keras numbers the layers of a process (``dense_3``): a rank that made another model before has other numbers in the same
+    model, so they are left out.
+    """
     streams = {id(generator.state) for generator in generators(model)}
     seen: Counter[str] = Counter()
     for kind, owner in (("model", model), ("optimizer", optimizer)):
         for variable in owner.variables:
             if id(variable) not in streams:
-                name = f"{kind}/{variable.path}"
+                name = f"{kind}/{_NUMBER.sub('', variable.path)}"
                 seen[name] += 1
                 yield name if seen[name] == 1 else f"{name}#{seen[name]}", variable
 

@@ -20,7 +20,11 @@ FAULTS = {
     ("drift", "torch"): ["the ranks have drifted apart", "differs in model/second.bias"],
     ("skip", "torch"): ["Missing ranks", "1: [allreduce.gradient/"],
     ("shape", "keras"): ["rank 1 on ", "first/kernel float32 (12, 9)", "first/kernel float32 (12, 8)"],
-    ("order", "keras"): ["rank 1 on ", "'model/second/kernel", "that of rank 0 is 'model/first/kernel"],
+    ("order", "keras"): [
+        "rank 1 on ",
+        "its tensor 0 is 'model/sequential/second/kernel",
+        "that of rank 0 is 'model/sequential/first/kernel",
+    ],
     ("nan", "keras"): ["training step, step 3", "first/kernel", "is not finite on rank 1", "the loss is nan"],
     ("drift", "keras"): ["the ranks have drifted apart", "second/bias"],
     ("skip", "keras"): ["Missing ranks", "1: ["],
