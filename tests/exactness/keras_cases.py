@@ -28,6 +28,7 @@ from hvdtrain.data.sampler import Share
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.state import TrainState
 from hvdtrain.trainer import Trainer
+from tests.support import recipes
 from tests.support.recipes import CLASSES, FEATURES, arrays
 
 STEPS, BATCH, SAMPLES = 20, 61, 307  # every sixth batch is a tail of 2: with 3 ranks one has no sample
@@ -167,6 +168,7 @@ CASES: dict[str, Callable[[], hvdtrain.Recipe]] = {
     "embedding, Adam": embedding,
     "unused layer, tied weights": lambda: recipe(unusual(), sgd(weight_decay=0.01)),
     "frozen layer, unfrozen later": frozen,
+    "scaled loss, regularisation": recipes.keras_unusual,
     "mean over tokens": tokens,
     "mean over tokens, micro-batches": lambda: tokens(micro_batch_size=7),
     "mean over tokens, batches of 2": lambda: tokens(2),

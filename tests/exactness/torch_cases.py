@@ -25,6 +25,7 @@ from hvdtrain.comm.connect import connect
 from hvdtrain.config import Options
 from hvdtrain.data.sampler import Share
 from hvdtrain.trainer import Trainer
+from tests.support import recipes
 from tests.support.recipes import CLASSES, FEATURES, arrays
 
 STEPS, BATCH, SAMPLES = 20, 61, 307  # every sixth batch is a tail of 2: with 3 ranks one has no sample
@@ -248,6 +249,7 @@ CASES: dict[str, Callable[[], hvdtrain.Recipe]] = {
     "sparse embedding, SparseAdam": sparse_adam,
     "branches, unused layer": branches,
     "tied and frozen weights": tied_and_frozen,
+    "channels last, unfrozen on the way": recipes.torch_unusual,
     "mean over tokens": tokens,
     "mean over tokens, micro-batches": lambda: tokens(micro_batch_size=7),
     "mean over tokens, batches of 2": lambda: tokens(2),
