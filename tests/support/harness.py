@@ -31,7 +31,7 @@ def train(framework: str, ranks: int, launcher: str, out: Path, *options: str | 
     return out
 
 
-def run_module(module: str, ranks: int, out: Path, timeout: float = 240) -> Path:
+def run_module(module: str, ranks: int, out: Path, timeout: float = 600) -> Path:
     """Run ``python -m module OUT`` as a user would launch it; ``out`` holds what the ranks wrote."""
     command = ["run", "-np", ranks, "-H", f"localhost:{ranks}", "--launcher", "mpirun", "--", sys.executable, "-m", module, out]
     if ranks > 1:
