@@ -83,6 +83,7 @@ def callbacks(*others: Any, check: bool = True) -> list[Any]:
     compare the ranks then (``check``). Callbacks that write files, and progress bars, are left to the primary.
     """
     given = [callback for other in others for callback in (other if isinstance(other, (list, tuple)) else [other])]
+    script.done("hvdtrain.keras.callbacks")
     if size() == 1:
         return given
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
@@ -113,6 +114,11 @@ def shard(data: Any, *more: Any, batch_size: int | None = None, shuffle: bool = 
         UsageError: a data set without batches, or arrays without a ``batch_size``.
         HvdtrainError: the ranks' data sets differ.
     """
+    if size() > 1:
+        script.expect(
+            "hvdtrain.keras.callbacks",
+            "each rank has trained a model of its own: fit(..., callbacks=hvdtrain.keras.callbacks())",
+        )
     share = Share.equal(rank(), size())
     if isinstance(data, tf.data.Dataset):
         if getattr(data, _SHARDED, False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import socket
 import sys
@@ -12,6 +14,8 @@ from hvdtrain.comm import Communicator
 from hvdtrain.comm.connect import connect
 from hvdtrain.worker import Rank, fail, pin_device
 from hvdtrain.world import World
+
+log = logging.getLogger(__name__)
 
 
 @cache
@@ -34,3 +38,19 @@ def communicator(framework: str) -> Communicator:
 def hosts(framework: str) -> tuple[str, ...]:
     """Collective when first called. The host of each rank."""
     return tuple(communicator(framework).allgather(socket.gethostname(), name="setup/hosts"))
+
+
+def expect(what: str, why: str) -> None:
+    """Warn at the end of the script if ``done(what)`` was not called until then."""
+    if what not in _done and what not in _expected:
+        _expected.add(what)
+        atexit.register(lambda: None if what in _done else log.warning("%s was never called: %s", what, why))
+
+
+def done(what: str) -> None:
+    """Note that the script called ``what``."""
+    _done.add(what)
+
+
+_expected: set[str] = set()
+_done: set[str] = set()

@@ -78,6 +78,7 @@ def prepare(
     """
     if accumulate < 1:
         raise UsageError(f"accumulate must be at least 1, got {accumulate}", "leave it out for an update after each backward()")
+    script.done("hvdtrain.torch.prepare")
     refuse_foreign(model, optimizer)
     update = Update(op=op, sync_batch_norm=sync_batch_norm, prescale=prescale, postscale=postscale, process_sets=process_sets)
     comm = _comm()
@@ -110,6 +111,8 @@ def shard(loader: Any, *, seed: int = 0) -> RankLoader:
 
     Add the ranks' sums and counts up with ``total``.
     """
+    if size() > 1:
+        script.expect("hvdtrain.torch.prepare", "each rank has trained a model of its own")
     return RankLoader(loader, _sampler(loader, seed, fill=False))
 
 
