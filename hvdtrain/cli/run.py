@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from hvdtrain import rundir
+from hvdtrain.cli import misplaced
 from hvdtrain.cli.sections import SectionCommand, section
 from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
@@ -50,16 +51,24 @@ from hvdtrain.rundir import RunDir
 #: Time for a launcher to end the job after a rank has failed, before we end it. MPICH's waits for ranks that never met over MPI.
 LAUNCHER_S = 5.0
 
+#: What ``train`` reads where no recipe is named.
+CONFIG = "hvdtrain.yaml"
+
 
 class RunCommand(SectionCommand):
     """Remembers whether ``--`` stood before the arguments: then they are a program to start, else a recipe and its options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            misplaced.check_run(ctx, words, error.option_name)
+            raise
         what: tuple[str, ...] = ctx.params.get("what", ())
         at = len(words) - len(what)
-        ctx.params["is_program"] = bool(what) and at > 0 and words[at - 1] == "--"
+        ctx.params["is_program"] = at > 0 and words[at - 1] == "--"
+        ctx.params["before"] = tuple(words[:at])
         return rest
 
 
@@ -114,7 +123,9 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
 @elastic_job("--max-np", type=click.IntRange(1), metavar="N", help="Grow up to this many ranks.")
 @environ("--env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks; NAME may be a pattern.")
 @environ("--env-file", multiple=True, metavar="FILE", help="Pass the variables of a file with NAME=VALUE lines.")
-@shown("--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files get all of it.")
+@shown(
+    "--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files (of a recipe, or with --log-dir) get all of it."
+)
 @shown("--prefix/--no-prefix", default=True, help="Begin each line with [rank host].  [default: --prefix]")
 @shown("--timestamps", is_flag=True, help="Begin each line with the time.")
 @shown("--log-dir", metavar="DIR", help="Write DIR/rank-N/stdout and stderr.  [default: RUN-DIR/logs]")
@@ -127,21 +138,22 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
     metavar="S",
     help="Seconds for a rank to end by itself.",
 )
-@click.argument("what", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [TRAIN OPTIONS] | -- PROGRAM [ARGS]")
-def command(what: tuple[str, ...], dry_run: bool, is_program: bool = False, **options: Any) -> int:
+@click.argument("what", nargs=-1, type=click.UNPROCESSED, metavar="[RECIPE [TRAIN OPTIONS] | -- PROGRAM [ARGS]]")
+def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tuple[str, ...], **options: Any) -> int:
     """Start a job on one or many hosts.
 
     RECIPE is trained by `hvdtrain train` on every rank; the options after it are passed on to it unchanged (see `hvdtrain train
-    --help`). After `--`, any program is started instead.
+    --help`). Without RECIPE, the one that ./hvdtrain.yaml names is trained. After `--`, any program is started instead.
     """
-    if not what:
+    if not what and (is_program or not Path(CONFIG).exists()):
         raise UsageError(
-            "nothing to run: no recipe and no program", "hvdtrain run -np 2 RECIPE.py, or hvdtrain run -np 2 -- PROGRAM"
+            f"nothing to run: {'no program after --' if is_program else f'no recipe, no program, and no {CONFIG} in {Path.cwd()}'}",
+            "hvdtrain run -np 2 RECIPE.py, or hvdtrain run -np 2 -- PROGRAM",
         )
     check_lengths((*what, *options["launcher_arg"]), "write it to a file that the program reads")
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
-    work = Work(what) if is_program else _recipe(what, dry_run)
+    work = Work(what) if is_program else _recipe(before, what, dry_run)
     with _no_empty(work.run_dir), tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
         return _start(work, hosts, elastic, np, base, {**options, "launch_dir": folder}, dry_run=dry_run)
 
@@ -317,9 +329,14 @@ def _job(
     return relay.wrap(job, start=start_argv(sys.executable), share_devices=options["share_devices"])
 
 
-def _recipe(what: tuple[str, ...], dry_run: bool) -> Work:
+def _recipe(before: tuple[str, ...], what: tuple[str, ...], dry_run: bool) -> Work:
     """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here."""
-    recipe, *options = what
+    from hvdtrain.config import read_file  # it imports NumPy, which takes longer than all else here
+
+    options = list(what[1:])
+    recipe = what[0] if what else read_file(Path(CONFIG)).get("recipe")
+    if not isinstance(recipe, str):
+        raise UsageError(f"{CONFIG} names no recipe", "write a line: recipe: FILE.py")
     path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
     if path.endswith(".py") and not Path(path).is_file():
         where = Path(path).absolute().parent
@@ -327,11 +344,10 @@ def _recipe(what: tuple[str, ...], dry_run: bool) -> Work:
     if not path.endswith(".py") and ":" not in recipe:
         program = " (to start a program, put -- before it)" if shutil.which(recipe) or Path(recipe).exists() else ""
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
-    config = _option(options, "--config")
+    misplaced.check_train(click.get_current_context(), before, recipe, options)
+    config = _option(options, "--config") if what else CONFIG
     named = _option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR")
     if not named and config:
-        from hvdtrain.config import read_file  # it imports NumPy, which takes longer than all else here
-
         named = read_file(Path(config)).get("run_dir")
     run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
     if not dry_run:
@@ -339,7 +355,7 @@ def _recipe(what: tuple[str, ...], dry_run: bool) -> Work:
     if not named:
         options = ["--run-dir", str(run_dir), *options]
     # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
-    rank = (sys.executable, "-P", "-m", "hvdtrain", "train", recipe, *options)
+    rank = (sys.executable, "-P", "-m", "hvdtrain", "train", *what[:1], *options)
     return Work(rank, run_dir, path if path.endswith(".py") else "")
 
 

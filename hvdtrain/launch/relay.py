@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -115,7 +116,10 @@ class Relay:
 
     def _failed_to_start(self, argv: Sequence[str], error: OSError) -> int:
         code = 126 if isinstance(error, PermissionError) else 127
-        self._wire.ended(code, {"phase": "launch", "error": f"cannot start {argv[0]}: {error.strerror} (in {os.getcwd()})"})
+        is_script = argv[0].endswith(".py") and os.path.isfile(argv[0])
+        hint = f"a script needs its interpreter: -- python {shlex.join(argv[:1])}" if is_script else ""
+        words = {"phase": "launch", "error": f"cannot start {argv[0]}: {error.strerror} (in {os.getcwd()})", "hint": hint}
+        self._wire.ended(code, words)
         return code
 
     # --- output

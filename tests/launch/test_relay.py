@@ -166,6 +166,18 @@ def test_a_program_that_is_not_there_is_named_with_its_folder() -> None:
     code, events = finish(popen("/nope/python", "x"))
     assert code == 127
     assert ended(events)["error"] == f"cannot start /nope/python: No such file or directory (in {os.getcwd()})"
+    assert ended(events)["hint"] == ""
+
+
+@pytest.mark.parametrize("folder", ["", "./"])
+def test_a_script_that_is_started_without_its_interpreter_gets_a_hint(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.py").write_text("print(1)\n")
+    code, events = finish(popen(f"{folder}loop.py"))
+    assert code == (126 if folder else 127)
+    assert ended(events)["hint"] == f"a script needs its interpreter: -- python {folder}loop.py"
 
 
 def test_arguments_and_environment_arrive_unchanged() -> None:

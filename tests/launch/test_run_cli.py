@@ -39,15 +39,13 @@ def argv_of(line: str) -> list[str]:
 
 @pytest.mark.usefixtures("_here")
 def test_the_dry_run_of_a_recipe_is_a_train_command_with_a_run_directory(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["run", "-np", "2", "--launcher", "mpirun", "--dry-run", "recipe.py", "--set", "a=b c", "-np", "3", "--dry-run"])
-        == 0
-    )
+    given = ["--set", "a=b c", "--epochs", "3"]
+    assert main(["run", "-np", "2", "--launcher", "mpirun", "--dry-run", "recipe.py", *given]) == 0
     argv = argv_of(capsys.readouterr().out.splitlines()[-1])
     at = argv.index("-m")
     assert argv[at - 2 : at + 5] == [sys.executable, "-P", "-m", "hvdtrain", "train", "recipe.py", "--run-dir"]
     assert argv[at + 5].startswith("runs/recipe-2")
-    assert argv[at + 6 :] == ["--set", "a=b c", "-np", "3", "--dry-run"]
+    assert argv[at + 6 :] == given
     assert not Path("runs").exists()
 
 
@@ -88,8 +86,8 @@ def test_everything_after_the_dashes_reaches_the_program_unchanged(capfd: pytest
 
 
 REFUSED = {
-    ("run",): "nothing to run: no recipe and no program",
-    ("run", "-np", "2"): "nothing to run: no recipe and no program",
+    ("run",): "nothing to run: no recipe, no program, and no hvdtrain.yaml in ",
+    ("run", "-np", "2", "--"): "nothing to run: no program after --",
     ("run", "-np", "2", "nope.py"): "recipe 'nope.py' does not exist",
     ("run", "-np", "2", "nope.py:build"): "recipe 'nope.py' does not exist",
     ("run", "-np", "2", "hostname"): "'hostname' is no recipe (to start a program, put -- before it)",
@@ -103,6 +101,54 @@ REFUSED = {
     ("run", "-H", "a:2,-oProxyCommand=x:2", "recipe.py"): "-H, item 2: host name '-oProxyCommand=x' begins with '-'",
     ("run", "-H", "a", "--strict", "recipe.py"): "-H, item 1: 'a' has no slots",
 }
+
+
+#: words after "run" -> the error, the hint
+MISPLACED = {
+    "recipe.py -np 2": ("'-np' is an option of run, and belongs before the recipe", "hvdtrain run -np 2 recipe.py"),
+    "-np 2 recipe.py --set a=1 --hostfile=x --dry-run": (
+        "'--hostfile' is an option of run, and belongs before the recipe",
+        "hvdtrain run -np 2 --hostfile=x --dry-run recipe.py --set a=1",
+    ),
+    "-np 2 recipe.py --epoch 3": ("hvdtrain train has no option '--epoch'", "did you mean --epochs"),
+    "-np 2 recipe.py --epochs x": ("Invalid value for '--epochs': 'x'", "hvdtrain train --help"),
+    "-np 2 recipe.py more": ("Got unexpected extra argument (more)", "hvdtrain train --help"),
+    "--epochs 1 -np 2 recipe.py": (
+        "'--epochs' is an option of train, and belongs after the recipe",
+        "hvdtrain run -np 2 recipe.py --epochs 1",
+    ),
+    "-np 2 --config c.yaml": (
+        "'--config' is an option of train, and belongs after the recipe",
+        "hvdtrain run -np 2 RECIPE.py --config c.yaml",
+    ),
+    "--seed=1 -- prog -np 2": ("'--seed' is an option of train", "hvdtrain run RECIPE.py --seed=1"),
+}
+
+
+@pytest.mark.parametrize("words", MISPLACED)
+def test_an_option_on_the_wrong_side_is_told_before_the_start(
+    words: str,
+    _here: Path,  # noqa: PT019
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message, hint = MISPLACED[words]
+    assert main(["run", *words.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"Error: {message}")
+    assert f"\nHint: {hint}" in said
+    assert not (_here / "runs").exists()
+
+
+def test_without_a_recipe_the_ranks_train_what_the_config_file_names(_here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: PT019
+    config = _here / "hvdtrain.yaml"
+    words = ["run", "-np", "2", "--launcher", "mpirun", "--dry-run"]
+    for text, ends in (("recipe: recipe.py", "train --run-dir runs/recipe-2"), ("recipe: recipe.py\nrun_dir: x", "train")):
+        config.write_text(text)
+        assert main(words) == 0
+        assert re.search(rf" -m hvdtrain {ends}[-0-9]*$", capsys.readouterr().out.rstrip())
+    config.write_text("epochs: 1")
+    assert main(words) == 2
+    assert "Error: hvdtrain.yaml names no recipe\n" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_here")
