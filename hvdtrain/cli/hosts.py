@@ -68,7 +68,7 @@ def show(
             json.dumps({"source": listed.source, "warnings": listed.warnings, "ranks": rows, "unused": unused}, indent=2)
         )
         return 0
-    _warn(listed)
+    _warn(listed.warnings)
     click.echo(f"{len(rows)} ranks on {len(used)} hosts ({listed.source})\n")
     click.echo(_table([{key.replace("_", " "): str(value) for key, value in row.items()} for row in rows]))
     without_rank = filters.unused_text(listed.hosts, used)
@@ -228,8 +228,9 @@ _DIALECTS = "\n".join(f"  {name:<10} {dialect.about}" for name, dialect in diale
 def convert(path: str | None, hosts: str | None, include: tuple[str, ...], exclude: tuple[str, ...], dialect: str) -> int:
     """Write a list of hosts in another dialect, to standard output."""
     listed = _listed(path, hosts)
-    _warn(listed)
-    click.echo(dialects.render(filters.apply(listed.hosts, include, exclude), dialect), nl=False)
+    kept = filters.apply(listed.hosts, include, exclude)
+    _warn([*listed.warnings, *dialects.warnings(kept, dialect)])
+    click.echo(dialects.render(kept, dialect), nl=False)
     return 0
 
 
@@ -242,6 +243,6 @@ def _listed(path: str | None, hosts: str | None, *, strict: bool = False) -> Hos
     return found
 
 
-def _warn(listed: Hosts) -> None:
-    for warning in listed.warnings:
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
         click.secho(f"Warning: {warning}", err=True, fg="yellow")

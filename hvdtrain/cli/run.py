@@ -225,6 +225,7 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
     """Run the command, show what the ranks say, and turn a failure into a JobError that tells the earliest one."""
     watch = Watch(job, work.errors)
     files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
+    boxes = {is_error: output.Boxes() for is_error in (False, True)}
 
     def on_event(event: frames.Event, is_error: bool) -> float | None:
         watch.see(event)
@@ -234,8 +235,11 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
             if style.shows(event):
                 click.echo(style.render(event, time.time()), err=event.stream == "err")
         elif isinstance(event, frames.Note):  # what launchers say about a failed rank is long, and less than what we know
-            if (not watch.any_failed or job.elastic is not None) and not output.is_noise(event.text):
-                click.echo(event.text, err=is_error)
+            if files is not None:
+                files.note(event.text)
+            for text in boxes[is_error].feed(event.text) if job.tagged else [event.text]:
+                if (not watch.any_failed or job.elastic is not None) and not output.is_noise(text):
+                    click.echo(text, err=is_error)
         elif isinstance(event, frames.Started):
             if files is not None:
                 files.start(event.rank)
@@ -251,6 +255,10 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
         if files is not None:
             files.close()
     failed = judge(code, watch, work.run_dir)
+    for is_error, box in boxes.items():
+        unexplained = failed is not None and not watch.was_signalled and not watch.is_explained
+        for text in [*(box.hidden if unexplained else []), *(box.rest() if not watch.any_failed else [])]:
+            click.echo(text, err=is_error)
     if failed is not None:
         raise JobError(failed.message, failed.hint, exit_code=failed.exit_code)
     return code

@@ -1,6 +1,7 @@
 """Writing hosts down, in each dialect that a launcher or a batch system reads. ``hostfile`` reads them all back.
 
 A dialect that cannot say something (a port, a user, which devices) refuses: what is dropped in silence is missed on the cluster.
+Only ``max_slots`` is left out with a warning: it allows more ranks than slots, and no rank goes elsewhere without it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ class Dialect:
 _INSTEAD = {
     "user": "put it into ~/.ssh/config",
     "port": "put it into ~/.ssh/config",
-    "max_slots": "leave it out, or choose another dialect",
     "IPv6": "give the host a name, or choose another dialect",
     "which devices": "leave out whole hosts here, and slots in the run: hvdtrain run --exclude HOST:SLOTS",
 }
@@ -39,7 +39,6 @@ def render(hosts: Sequence[Host], dialect: str) -> str:
         said = {
             "user": host.user,
             "port": host.port,
-            "max_slots": host.max_slots,
             "IPv6": host.is_ipv6,
             "which devices": host.devices not in ((), tuple(range(host.slots))),
         }
@@ -48,6 +47,13 @@ def render(hosts: Sequence[Host], dialect: str) -> str:
             hint = "; ".join(dict.fromkeys(_INSTEAD[what] for what in lost))
             raise UsageError(f"the {dialect} dialect cannot say {' and '.join(lost)} (host {host.name})", hint)
     return known.write(hosts)
+
+
+def warnings(hosts: Sequence[Host], dialect: str) -> list[str]:
+    """What ``render`` leaves out."""
+    lost = [host.name for host in hosts if host.max_slots is not None] if "max_slots" not in DIALECTS[dialect].can_say else []
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return [f"the {dialect} dialect has no max_slots: left out (host {lost[0]}{more})"] if lost else []
 
 
 def _each(form: str, between: str = "\n") -> Callable[[Sequence[Host]], str]:
@@ -83,7 +89,7 @@ def _slurm(hosts: Sequence[Host]) -> str:
 
 
 #: No dialect can say which devices a host's ranks get.
-_ALL = frozenset(_INSTEAD) - {"which devices"}
+_ALL = frozenset(_INSTEAD) - {"which devices"} | {"max_slots"}
 
 DIALECTS = {
     "hvdtrain": Dialect("every detail, one host a line", lambda hosts: "".join(map(_full, hosts)), _ALL),

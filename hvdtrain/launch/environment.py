@@ -48,6 +48,7 @@ _SECRET = re.compile(
 )
 #: quoted text is kept as it is; outside of it, # begins a comment at the start of a word only
 _COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?<!\S)#[^\n]*""", re.DOTALL)
+_WHY_SECRET = "looks like a secret: --env NAME passes it"
 _PORTABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -98,7 +99,7 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
         if not matches(name, ALLOWED) or _is_ours_alone(name):
             continue
         if is_secret(name):
-            left_out[name] = "looks like a secret: --env NAME passes it"
+            left_out[name] = _WHY_SECRET
         elif not is_portable(name):
             left_out[name] = "its name has characters that a shell cannot hold"
         else:
@@ -116,7 +117,9 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
                 )
             found = {name: value}
         elif any(char in name for char in "*?["):
-            found = {known: value for known, value in environ.items() if fnmatch.fnmatchcase(known, name) and _may_match(known)}
+            matching = {known: value for known, value in environ.items() if fnmatch.fnmatchcase(known, name)}
+            found = {known: value for known, value in matching.items() if _may_match(known)}
+            left_out |= {known: f"{_WHY_SECRET}, not a pattern" for known in matching if is_secret(known)}
         elif name in environ:
             found = {name: environ[name]}
         else:

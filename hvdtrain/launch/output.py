@@ -20,6 +20,15 @@ _MAX_OPEN_FILES = 128
 _NOISE = re.compile(
     r"WARNING: All log messages before absl::InitializeLog|I0000 .* port\.cc:\d+\] oneDNN custom operations are on"
 )
+#: Boxes of Open MPI's about what we tell better: who failed, or that a signal ended the job.
+_BOX = re.compile(r"MPI_ABORT was invoked on rank |An MPI communication peer process has unexpectedly disconnected\.")
+_AROUND = re.compile(
+    r"\[[^\]]+\] (?:\[\[[^\]]*\],\d+\] ORTE_ERROR_LOG: .* in file \S*show_help\.c |"
+    r"PMIX ERROR: UNREACHABLE in file |\d+ more process(?:es)? ha(?:s|ve) sent help message "
+    r"help-mpi-(?:btl-tcp\.txt / peer hung up|api\.txt / mpi-abort)|Set MCA parameter \"orte_base_help_aggregate\")"
+)
+_RULE = re.compile(r"-{60,}\s*")
+_LONGEST_BOX = 24
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +62,47 @@ def is_noise(text: str) -> bool:
     return _NOISE.match(text) is not None
 
 
+class Boxes:
+    """Keeps known boxes back from what a launcher says on one stream; ``hidden`` has their lines.
+
+    A box is text between two rules; the first rule is held until the next line says what it begins.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: list[str] = []
+        self._rule: list[str] = []  # one that has not been told to belong to a box
+        self._left = 0  # lines that the known box we are in may still have
+        self._in_other = False
+
+    def feed(self, text: str) -> list[str]:
+        """The lines to show now."""
+        is_rule = _RULE.fullmatch(text) is not None
+        if self._left or _BOX.match(text) or _AROUND.match(text):
+            if not self._left and _BOX.match(text):
+                self._left, self._in_other = _LONGEST_BOX, False
+                self.hidden += self.rest()
+            self.hidden.append(text)
+            self._left = 0 if is_rule else max(self._left - 1, 0)
+            return []
+        if is_rule and not self._in_other:
+            shown, self._rule = self._rule, [text]
+            return shown
+        self._in_other = not is_rule and (self._in_other or bool(self._rule))
+        return [*self.rest(), text]
+
+    def rest(self) -> list[str]:
+        """What is still held."""
+        held, self._rule = self._rule, []
+        return held
+
+
 class RankFiles:
-    """``rank-03/stdout`` and ``rank-03/stderr`` below a folder; numbers are padded so that names sort."""
+    """``rank-03/stdout`` and ``rank-03/stderr`` below a folder; numbers are padded so that names sort. ``launcher``: its own text."""
 
     def __init__(self, folder: Path, size: int) -> None:
         self._folder = folder
         self._width = len(str(max(size - 1, 0)))
-        self._open: OrderedDict[tuple[int, str], IO[str]] = OrderedDict()
+        self._open: OrderedDict[Path, IO[str]] = OrderedDict()
         self._given_up = False
 
     def path(self, rank: int, stream: str) -> Path:
@@ -68,17 +111,21 @@ class RankFiles:
     def start(self, rank: int) -> None:
         """Make the rank's files: an empty one says that the rank has written nothing."""
         for stream in ("out", "err"):
-            self._append(rank, stream, "")
+            self._append(self.path(rank, stream), "")
 
     def write(self, line: Line) -> None:
-        self._append(line.rank, line.stream, f"{line.text}\n")
+        self._append(self.path(line.rank, line.stream), f"{line.text}\n")
 
-    def _append(self, rank: int, stream: str, text: str) -> None:
+    def note(self, text: str) -> None:
+        """A line of the launcher's own."""
+        self._append(self._folder / "launcher", f"{text}\n")
+
+    def _append(self, path: Path, text: str) -> None:
         """The first failure (a full disk, no permission) is logged, and what follows is not written."""
         if self._given_up:
             return
         try:
-            self._file(rank, stream).write(text)
+            self._file(path).write(text)
         except OSError as error:
             self._given_up = True
             log.warning("the ranks' output is not written to %s any more: %s", self._folder, error.strerror)
@@ -89,13 +136,11 @@ class RankFiles:
             with contextlib.suppress(OSError):
                 self._open.popitem()[1].close()
 
-    def _file(self, rank: int, stream: str) -> IO[str]:
-        key = (rank, stream)
-        if key not in self._open:
+    def _file(self, path: Path) -> IO[str]:
+        if path not in self._open:
             if len(self._open) >= _MAX_OPEN_FILES:  # thousands of ranks have more files than a process may hold open
                 self._open.popitem(last=False)[1].close()
-            path = self.path(rank, stream)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._open[key] = path.open("a", encoding="utf-8", buffering=1)
-        self._open.move_to_end(key)
-        return self._open[key]
+            self._open[path] = path.open("a", encoding="utf-8", buffering=1)
+        self._open.move_to_end(path)
+        return self._open[path]

@@ -70,6 +70,11 @@ class Watch:
     def was_signalled(self) -> bool:
         return self._before_signal is not None
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether a rank said more than its exit code."""
+        return any(failure.error != f"exit code {failure.exit_code}" for failure in self.failures())
+
     def failures(self) -> list[Failure]:
         """The earliest first. Not those of ranks that were told to end, and not those that a signal caused."""
         return self._found(with_files=True) if self._before_signal is None else self._before_signal

@@ -44,6 +44,16 @@ def test_a_name_that_is_asked_for_passes_whatever_it_is() -> None:
     assert chosen.left_out == {}
 
 
+def test_a_secret_that_a_pattern_names_is_left_out_with_a_word() -> None:
+    shell = {**SHELL, "WANDB_API_KEY": "s3cret", "WANDB_PROJECT": "p"}
+    why = "looks like a secret: --env NAME passes it, not a pattern"
+    chosen = select(shell, ["WANDB_*", "HF_*"])
+    assert "WANDB_API_KEY" not in chosen.values
+    assert chosen.values["WANDB_PROJECT"] == "p"
+    assert chosen.left_out == {"HF_TOKEN": why, "WANDB_API_KEY": why}
+    assert select(shell, ["WANDB_*", "WANDB_API_KEY", "HF_TOKEN"]).left_out == {}
+
+
 REFUSED = {
     "NOT_SET": "--env NOT_SET: this variable is not set here",
     "API_TOKEN=abc": "--env API_TOKEN=... puts a secret on the command line",

@@ -133,6 +133,16 @@ def test_convert_does_not_drop_a_choice_of_devices(hosts: str, capsys: pytest.Ca
     assert capsys.readouterr().out == "node1:2\nnode2:1\nnode3:2\n"
 
 
+def test_convert_leaves_max_slots_out_with_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts").write_text("a slots=2 max_slots=4\nb slots=1 max_slots=4\n")
+    for dialect, wrote in {"mpich": "a:2\nb:1\n", "openmpi": "a slots=2 max_slots=4\nb slots=1 max_slots=4\n"}.items():
+        assert main(["hosts", "convert", str(tmp_path / "hosts"), "--to", dialect]) == 0
+        said = capsys.readouterr()
+        assert said.out == wrote
+        warning = "Warning: the mpich dialect has no max_slots: left out (host a and 1 more)\n"
+        assert said.err == (warning if dialect == "mpich" else "")
+
+
 def test_hosts_come_from_the_command_line_or_the_batch_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.launch.frames import Line
-from hvdtrain.launch.output import RankFiles, Style
+from hvdtrain.launch.output import Boxes, RankFiles, Style
 
 LINE = Line(3, "node2", "out", "loss 0.5")
 
@@ -68,3 +68,48 @@ def test_what_tensorflow_writes_at_every_import_is_not_shown() -> None:
     noise = "I0000 00:00:1796030805.271820   16614 port.cc:153] oneDNN custom operations are on. You may see"
     assert not style.shows(Line(0, "node1", "err", noise))
     assert style.shows(Line(0, "node1", "err", "I0000 00:00:1796030805.27 1 gpu.cc:1] something else"))
+
+
+RULE = "-" * 74
+PEER = [
+    RULE,
+    "An MPI communication peer process has unexpectedly disconnected.  This",
+    "usually indicates a failure in the peer process (e.g., a crash or",
+    "",
+    "  Peer host:  node2",
+    RULE,
+]
+ABORT = [RULE, "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD", "with errorcode 3.", RULE]
+AROUND = [
+    "[node1:04747] [[32373,0],0] ORTE_ERROR_LOG: Data unpack would read past end of buffer in file orte/util/show_help.c at line 507",
+    "[node1:02158] PMIX ERROR: UNREACHABLE in file pmix_server.c at line 2198",
+    "[node1:02158] 1 more process has sent help message help-mpi-btl-tcp.txt / peer hung up",
+    '[node1:02158] Set MCA parameter "orte_base_help_aggregate" to 0 to see all help / error messages',
+]
+OTHER = [RULE, "There are not enough slots available in the system to satisfy the 9", "slots", RULE]
+
+
+@pytest.mark.parametrize(
+    "told", [[*PEER, *ABORT], [*ABORT, *OTHER, *AROUND, *PEER], ["a", RULE, "b", *ABORT, "c"], [*OTHER, RULE]]
+)
+def test_known_boxes_of_a_launcher_are_kept_back_and_nothing_else(told: list[str]) -> None:
+    boxes = Boxes()
+    shown = [line for text in told for line in boxes.feed(text)] + boxes.rest()
+    known = {*PEER, *ABORT, *AROUND} - {RULE}
+    assert [line for line in shown if line != RULE] == [line for line in told if line not in known and line != RULE]
+    assert sorted([*shown, *boxes.hidden]) == sorted(told)
+    if OTHER[1] in told:
+        assert shown[: len(OTHER)] == OTHER
+
+
+def test_a_box_without_an_end_does_not_swallow_what_follows() -> None:
+    boxes = Boxes()
+    assert len([line for text in [*ABORT[:3], *["text"] * 100] for line in boxes.feed(text)]) > 70
+
+
+def test_what_the_launcher_says_has_a_file(tmp_path: Path) -> None:
+    files = RankFiles(tmp_path, 2)
+    for text in ABORT:
+        files.note(text)
+    files.close()
+    assert (tmp_path / "launcher").read_text().splitlines() == ABORT

@@ -286,6 +286,22 @@ def test_a_signal_is_the_cause_unless_a_rank_had_failed_before(when: str) -> Non
     assert ("ValueError" in said) == (when == "before")
 
 
+#: how rank 0 fails -> whether Open MPI's box about it is all there is to know
+ABORTS = {"c.Abort(3)": True, "print('ValueError: mine', file=sys.stderr, flush=True); c.Abort(3)": False}
+
+
+@pytest.mark.parametrize("how", ABORTS)
+def test_open_mpis_box_is_shown_only_if_no_rank_says_why(how: str, _here: Path, capfd: pytest.CaptureFixture[str]) -> None:  # noqa: PT019
+    program = f"import sys; from mpi4py import MPI; c = MPI.COMM_WORLD; c.barrier()\nif c.rank == 0: {how}\nc.barrier()"
+    words = ["run", "-np", "2", "--launcher", "mpirun", "--log-dir", "logs", "--", sys.executable, "-c", program]
+    assert main(words) == 3
+    said = capfd.readouterr().err
+    wrote = (_here / "logs/launcher").read_text()  # sometimes Open MPI loses the box and writes another line instead
+    assert wrote
+    assert ("MPI_ABORT was invoked" in said) == (ABORTS[how] and "MPI_ABORT was invoked" in wrote), said
+    assert ("ORTE_ERROR_LOG" in said) == (ABORTS[how] and "ORTE_ERROR_LOG" in wrote), said
+
+
 @pytest.mark.usefixtures("_here")
 def test_a_rank_that_leaves_before_the_others_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     program = "import os; from mpi4py import MPI; MPI.COMM_WORLD.rank and os._exit(0); MPI.COMM_WORLD.barrier()"
