@@ -51,22 +51,21 @@ def prepare(
     accumulate: int = 1,
     sync_batch_norm: bool = False,
     op: Op = "exact",
-    prescale: float = 1.0,
-    postscale: float = 1.0,
     process_sets: tuple[tuple[int, ...], ...] = (),
     seed: int = 0,
 ) -> tuple[Any, ...]:
     """Collective. Make a model, its optimizer and the loaders of its training data ready for several ranks.
 
-    The model and the optimizer are the same objects, with the primary's weights and state, on this rank's GPU if there is
-    one; what is saved of them has their own names. Random layers differ between ranks from here on.
+    The model and the optimizer are the same objects, with the primary's weights and state; what is saved of them has their
+    own names. A model on a GPU moves to this rank's, which becomes the current device; batches are the script's own business.
+    Random layers differ between ranks from here on.
 
     Args:
         loaders: ``DataLoader`` objects of training data, whose ``batch_size`` counts the samples of all ranks. A rank that
             has no sample in a small last batch gets one that counts for nothing. (Evaluate with ``shard``.)
         accumulate: backward passes of one update; its gradients are reduced once.
         sync_batch_norm: batch normalisation over all ranks' samples.
-        op, prescale, postscale, process_sets: as in ``hvdtrain.Update``.
+        op, process_sets: as in ``hvdtrain.Update``.
         seed: fixes the order of the samples and, with the rank, the random layers.
 
     Returns:
@@ -80,10 +79,12 @@ def prepare(
         raise UsageError(f"accumulate must be at least 1, got {accumulate}", "leave it out for an update after each backward()")
     script.done("hvdtrain.torch.prepare")
     refuse_foreign(model, optimizer)
-    update = Update(op=op, sync_batch_norm=sync_batch_norm, prescale=prescale, postscale=postscale, process_sets=process_sets)
+    update = Update(op=op, sync_batch_norm=sync_batch_norm, process_sets=process_sets)
     comm = _comm()
     samplers = [_sampler(loader, seed, fill=True) for loader in loaders]
-    model.to(pick_device(comm.world))
+    device = pick_device(comm.world)
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        model.to(device)
     for set_seed in (random.seed, np.random.seed, torch.manual_seed):
         set_seed((seed * 65_537 + comm.world.rank) % (1 << 32))
     if comm.world.size == 1:
@@ -133,6 +134,8 @@ def check(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     Moving statistics of batch normalisation that is not synchronised are averaged first.
     """
     if optimizer in _loops:
+        if _loops[optimizer].update.process_sets:
+            raise UsageError("check() compares all ranks, and process_sets train apart", "leave one of them out")
         _loops[optimizer].settle()
         consistency.check_values(torch_state.named_arrays(model, optimizer), _comm(), _hosts())
 

@@ -77,6 +77,8 @@ class Update:
             pairs.append(("count", op, "it weights the ranks' means, which this op does not"))
         if self.process_sets and self.op == "exact":
             pairs.append(("process_sets", op, "weights are parts of the global batch, which no set has; use 'average'"))
+        if self.process_sets and self.sync_batch_norm:
+            pairs.append(("process_sets", "sync_batch_norm", "it normalises over all ranks"))
         if self.op == "adasum" and self.process_sets:
             pairs.append(("process_sets", op, "Horovod has it for all ranks only"))
         if self.op == "adasum" and self.precision == "float16":

@@ -386,7 +386,11 @@ def _count(targets: Any) -> int:
 
 def _as_float32(outputs: Any) -> Any:
     def cast(output: Any) -> Any:
-        return tf.cast(output, tf.float32) if output.dtype in (tf.float16, tf.bfloat16) else output
+        if output.dtype not in (tf.float16, tf.bfloat16):
+            return output
+        result = tf.cast(output, tf.float32)
+        result._keras_mask = getattr(output, "_keras_mask", None)  # which the loss looks at
+        return result
 
     return tf.nest.map_structure(cast, outputs)
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain import consistency
-from hvdtrain.adapters import blame, keras_norm, keras_state
+from hvdtrain.adapters import blame, keras_norm, keras_state, refuse_sum
 from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -172,6 +172,8 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
             ).everywhere()
         self._prepare_optimizer()
         _refuse_xla(model)
+        for loss in tf.nest.flatten(model.loss):
+            refuse_sum(loss)
         tensors = keras_state.arrays(model, model.optimizer)
         consistency.check_shapes(tensors, self._comm, self._hosts)
         keras_state.broadcast(model, model.optimizer, self._comm, self._averaging.hvd)
@@ -246,11 +248,12 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
         count = tf.shape(tensors[0])[0]
         empty = tf.equal(count, 0)
         kept = self._own + list(self.model.metrics_variables)
-        can_be_empty = tensors[0].shape[0] is None
+        can_be_empty = tensors[0].shape[0] in (None, 0)
         before = [tf.identity(variable.value) for variable in kept] if can_be_empty else []
         if can_be_empty:  # a rank without samples takes part with one of zeros that counts for nothing
             data = tf.nest.map_structure(lambda tensor: None if tensor is None else _filled(tensor, empty), data)
-        seen = tf.reduce_sum(tf.cast(tensors[-1], tf.float64)) if tensors[-1].dtype.is_numeric else tf.constant(0.0, tf.float64)
+        first = tensors[0]
+        seen = tf.reduce_sum(tf.cast(first, tf.float64)) if first.dtype.is_floating else tf.constant(0.0, tf.float64)
         self._progress.assign_add(tf.stack([tf.constant(1.0, tf.float64), tf.cast(count, tf.float64), seen]))
         self._moments.begin()
         self._moments.active = self._moments.present = tf.logical_not(empty)

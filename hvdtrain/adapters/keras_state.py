@@ -22,16 +22,17 @@ def generators(model: Any) -> list[Any]:
 
 
 def named(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """The variables that must be the same on all ranks, each by a name of its own; random streams differ.
+    """The variables that must be the same on all ranks, each by a name of its own; random streams and what is accumulated differ.
 
     Keras numbers the layers of a process (``dense_3``): a rank that made another model before has other numbers in the same
     model, so they are left out.
     """
-    streams = {id(generator.state) for generator in generators(model)}
+    own = {id(generator.state) for generator in generators(model)}
+    own |= {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}  # summed before they are applied
     seen: Counter[str] = Counter()
     for kind, owner in (("model", model), ("optimizer", optimizer)):
         for variable in owner.variables:
-            if id(variable) not in streams:
+            if id(variable) not in own:
                 name = f"{kind}/{_NUMBER.sub('', variable.path)}"
                 seen[name] += 1
                 yield name if seen[name] == 1 else f"{name}#{seen[name]}", variable

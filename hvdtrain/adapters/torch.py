@@ -216,7 +216,7 @@ class TorchAdapter:
             return
         if not count:
             inputs = states.map_leaves(inputs, lambda tensor: tensor.new_zeros((1, *tensor.shape[1:])), torch.Tensor)
-            norms.set_part(self.model, 0.0)
+            norms.set_part(self.model, 1.0, present=False)
         outputs: list[torch.Tensor] = []
         with self._precision():
             states.map_leaves(self._forward(inputs), outputs.append, torch.Tensor)

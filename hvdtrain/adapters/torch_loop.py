@@ -41,6 +41,8 @@ class Loop:
         self._largest: dict[str, torch.Tensor] = {}
         self._passes, self._done, self._left = accumulate, 0, 0
         self._announced: Any = None
+        self._kept: list[torch.Tensor] = []
+        self._carries_sum = False  # whether what an earlier update left in the gradients was reduced already
         self._queued, self._reduced = False, False
         self._arm(accumulate)
         optimizer.register_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
@@ -57,6 +59,7 @@ class Loop:
                 "two prepared loaders are read at once, and this rank's parts of their batches differ",
                 "give them one batch_size, or read them as one data set",
             )
+        self._kept = [tensor.clone() for tensor in torch_norm.own_statistics(self.model)] if self._is_filler else []
         self._announced, self._left, self._counted = loader, left, False
         self._set_part(weighted)
 
@@ -78,10 +81,11 @@ class Loop:
 
     def _set_part(self, part: float) -> None:
         self._part = part
-        torch_norm.set_part(self.model, part)
+        torch_norm.set_part(self.model, part, present=not self._is_filler)
 
     def _arm(self, passes: int) -> None:
         """An update of ``passes`` backward passes begins."""
+        self._carries_sum = self._carries_sum or self._reduced
         self.reducer.begin(passes)
         self._passes, self._done, self._reduced = passes, 0, False
         self._units, self._largest = 0.0, {}
@@ -102,7 +106,9 @@ class Loop:
         if not self._queued:  # the engine calls back when this pass is over
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
-        weighted = gradient * self._part
+        if self._carries_sum and parameter.grad is not None:  # it is the same on all ranks, and will be added up again
+            parameter.grad.div_(self._peers)
+        weighted = gradient * self._part if self._part else torch.zeros_like(gradient)  # of nothing it may be NaN
         values = weighted._values() if weighted.is_sparse else weighted
         if values.numel():
             largest = torch.linalg.vector_norm(values, math.inf)
@@ -110,7 +116,10 @@ class Loop:
         return weighted
 
     def _after_backward(self) -> None:
-        self._queued, self._announced = False, None
+        self._queued, self._announced, self._carries_sum = False, None, False
+        for tensor, kept in zip(torch_norm.own_statistics(self.model) if self._kept else (), self._kept, strict=True):
+            tensor.copy_(kept)
+        self._kept = []
         self._units += self._part if self._counted else 0.0
         self._seen += self._part
         self._done += 1

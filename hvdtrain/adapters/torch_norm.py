@@ -21,15 +21,15 @@ def synchronize(model: torch.nn.Module, hvd: Any) -> None:
             object.__setattr__(module, "forward", _Forward(module, name, partial(hvd.allreduce, op=hvd.Sum)))
 
 
-def set_part(model: torch.nn.Module, part: float) -> None:
-    """Say what the gradients of the passes that follow will be multiplied with on this rank after they came back.
+def set_part(model: torch.nn.Module, part: float, *, present: bool = True) -> None:
+    """Say what this rank's gradients will be multiplied with after they came back: 1 where the loss is weighted already.
 
-    1 where the loss is weighted already; 0 for a pass that stands for no sample: it takes part in the synchronised
-    normalisations, and counts for nothing.
+    Args:
+        present: whether samples pass through the model, or something that takes part and counts for nothing.
     """
     for module in model.modules():
         if isinstance(forward := vars(module).get("forward"), _Forward):
-            forward.part = part
+            forward.part, forward.present = part, present
 
 
 def average_statistics(model: torch.nn.Module, hvd: Any, samples: float) -> None:
@@ -37,14 +37,7 @@ def average_statistics(model: torch.nn.Module, hvd: Any, samples: float) -> None
 
     ``samples`` is how many this rank gathered them from since the last time; its statistics count accordingly.
     """
-    tensors = [
-        tensor
-        for module in model.modules()
-        if isinstance(module, _NormBase) and module.track_running_stats and "forward" not in vars(module)
-        for tensor in (module.running_mean, module.running_var)
-        if tensor is not None
-    ]
-    if not tensors:
+    if not (tensors := own_statistics(model)):
         return
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     *_, total = summed = hvd.allreduce(
@@ -54,6 +47,21 @@ def average_statistics(model: torch.nn.Module, hvd: Any, samples: float) -> None
         parts = (summed[:-1] / total).split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
+    passes = [module.num_batches_tracked for module in _own(model) if module.num_batches_tracked is not None]
+    most = hvd.allreduce(torch.stack(passes), op=hvd.Max, name="batch norm/passes")  # ranks may have had fewer
+    for tensor, number in zip(passes, most, strict=True):
+        tensor.copy_(number)
+
+
+def own_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The moving statistics that a rank gathers from its own samples alone."""
+    tensors = [tensor for module in _own(model) for tensor in (module.running_mean, module.running_var)]
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _own(model: torch.nn.Module) -> list[_NormBase]:
+    kinds = [module for module in model.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    return [module for module in kinds if "forward" not in vars(module)]
 
 
 class _Forward:
@@ -63,7 +71,7 @@ class _Forward:
         self.module, self.name, self.reduce = module, name, reduce
         self.inner = module.forward
         #: see ``set_part``
-        self.part = 1.0
+        self.part, self.present = 1.0, True
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         module = self.module
@@ -102,7 +110,7 @@ class _GlobalNorm(torch.autograd.Function):
         axes = [axis for axis in range(inputs.dim()) if axis != 1]
         shape = [1, -1] + [1] * (inputs.dim() - 2)
         values = inputs.float() if inputs.dtype in (torch.float16, torch.bfloat16) else inputs
-        counting = float(norm.part > 0)
+        counting = float(norm.present)
         count = counting * values.numel() / max(values.shape[1], 1)
         mean = values.mean(axes).double()
         square = (values - mean.to(values.dtype).view(shape)).square().sum(axes).double()
@@ -115,7 +123,7 @@ class _GlobalNorm(torch.autograd.Function):
         normal = (values - mean.to(values.dtype).view(shape)) * inverse.view(shape)
         ctx.save_for_backward(normal, inverse, weight)
         ctx.norm, ctx.count, ctx.axes, ctx.shape, ctx.has_bias = norm, everybody, axes, shape, bias is not None
-        ctx.part = norm.part
+        ctx.present = norm.present
         output = normal if weight is None else normal * weight.view(shape)
         output = output if bias is None else output + bias.view(shape)
         return output.to(inputs.dtype), mean, variance, everybody
@@ -128,10 +136,12 @@ class _GlobalNorm(torch.autograd.Function):
         inner = outer if weight is None else outer * weight.view(ctx.shape)
         sums = torch.cat([inner.sum(ctx.axes), (inner * normal).sum(ctx.axes)]).double()
         # The gradients of other ranks count for another part than those of this one, which is multiplied with its own later.
-        means = ctx.norm.sum(sums * ctx.part, "gradients") / (max(ctx.count, 1.0) * (ctx.part or 1.0))
+        part = ctx.norm.part
+        mine = sums * part if part else torch.zeros_like(sums)  # of nothing it may be anything, NaN too
+        means = ctx.norm.sum(mine, "gradients") / (max(ctx.count, 1.0) * (part or 1.0))
         mean, mean_normal = means.to(normal.dtype).chunk(2)
         of_inputs = (inner - mean.view(ctx.shape) - normal * mean_normal.view(ctx.shape)) * inverse.view(ctx.shape)
-        of_inputs = of_inputs if ctx.part else torch.zeros_like(of_inputs)
+        of_inputs = of_inputs if ctx.present else torch.zeros_like(of_inputs)
         return (
             of_inputs.to(gradients[0].dtype),
             None if weight is None else of_weight,

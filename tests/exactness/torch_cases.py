@@ -393,6 +393,32 @@ def skipped_updates(comm: Any) -> None:
     hvdtrain.torch.check(model, optimizer)
 
 
+def steps_now_and_then(comm: Any) -> None:
+    """A loop that leaves the last passes of an epoch to the first update of the next one, as one process would do."""
+    torch.manual_seed(0)
+    model = nn.Linear(FEATURES, CLASSES)
+    tensors = [torch.as_tensor(array) for array in arrays(50)]
+    loader: Any = DataLoader(TensorDataset(*tensors), 10)
+    model, optimizer, loader = hvdtrain.torch.prepare(model, sgd(model), loader, accumulate=2)
+    for _ in range(2):
+        for number, (inputs, target) in enumerate(loader):
+            F.cross_entropy(model(inputs), target).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    torch.manual_seed(0)
+    plain = nn.Linear(FEATURES, CLASSES)
+    optimizer = sgd(plain)
+    for _ in range(2):
+        for number in range(5):
+            part = slice(10 * number, 10 * number + 10)
+            F.cross_entropy(plain(tensors[0][part]), tensors[1][part]).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert torch.allclose(plain.weight, model.weight, rtol=1e-5, atol=1e-6), comm.world.rank
+
+
 def local_statistics(comm: Any) -> None:
     """Moving statistics that each rank gathers by itself: averaged by samples, also where a rank has none."""
     model = nn.BatchNorm1d(1, momentum=1.0)
@@ -465,6 +491,7 @@ def main(out: Path) -> None:
     comm = connect(hvdtrain.World.from_env(), "torch")
     operations(comm)
     skipped_updates(comm)
+    steps_now_and_then(comm)
     local_statistics(comm)
     for name in NAMES:
         np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
