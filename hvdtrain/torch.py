@@ -9,6 +9,7 @@ together, so the result does not depend on their number.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from typing import Any
@@ -18,10 +19,11 @@ import numpy as np
 import torch
 
 from hvdtrain import consistency, script
-from hvdtrain.adapters import torch_norm, torch_state
-from hvdtrain.adapters.torch import pick_device, refuse_foreign
+from hvdtrain.adapters import torch_state
+from hvdtrain.adapters.torch import check_optimizer, pick_device
 from hvdtrain.adapters.torch_loop import Loop
 from hvdtrain.comm import Communicator
+from hvdtrain.data.sampler import Slice
 from hvdtrain.data.torch import BatchSampler, DistributedSampler, RankLoader, batch_sampler
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.update import Op, Update
@@ -41,6 +43,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+_numbers = itertools.count()
 _loops: WeakKeyDictionary[torch.optim.Optimizer, Loop] = WeakKeyDictionary()
 
 
@@ -78,7 +81,7 @@ def prepare(
     if accumulate < 1:
         raise UsageError(f"accumulate must be at least 1, got {accumulate}", "leave it out for an update after each backward()")
     script.done("hvdtrain.torch.prepare")
-    refuse_foreign(model, optimizer)
+    check_optimizer(model, optimizer)
     update = Update(op=op, sync_batch_norm=sync_batch_norm, process_sets=process_sets)
     comm = _comm()
     samplers = [_sampler(loader, seed, fill=True) for loader in loaders]
@@ -91,19 +94,21 @@ def prepare(
         return model, optimizer, *(RankLoader(loader, sampler) for loader, sampler in zip(loaders, samplers, strict=True))
     _check_agreement(samplers, comm)
     consistency.check_shapes(torch_state.named_arrays(model, optimizer), comm, _hosts())
-    loop = _loops[optimizer] = Loop(model, optimizer, comm, update, accumulate)
+    for old, loop in list(_loops.items()):
+        if loop.model is model:
+            loop.close()
+            del _loops[old]
+    loop = _loops[optimizer] = Loop(model, optimizer, comm, update, accumulate, number=next(_numbers))
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     state = torch_state.broadcast(state, comm, loop.reducer.hvd, device=next(model.parameters()).device)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    if sync_batch_norm:
-        torch_norm.synchronize(model, loop.reducer.hvd)
     if not loaders:
         log.warning("prepare() got no loader: each of the %d ranks must read a part of the data of its own", comm.world.size)
     return (
         model,
         optimizer,
-        *(RankLoader(loader, sampler, loop.announce) for loader, sampler in zip(loaders, samplers, strict=True)),
+        *(RankLoader(loader, sampler, _announce) for loader, sampler in zip(loaders, samplers, strict=True)),
     )
 
 
@@ -153,6 +158,12 @@ def size() -> int:
 def is_primary() -> bool:
     """Whether this is rank 0, which prints and saves."""
     return _comm().world.is_primary
+
+
+def _announce(loader: RankLoader, part: Slice, left: int) -> None:
+    """Models that are trained side by side learn from the same batches."""
+    for loop in _loops.values():
+        loop.announce(loader, part, left)
 
 
 def _comm() -> Communicator:

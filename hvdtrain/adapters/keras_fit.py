@@ -174,6 +174,11 @@ class Ranks(keras.callbacks.Callback):  # type: ignore[misc]
         _refuse_xla(model)
         for loss in tf.nest.flatten(model.loss):
             refuse_sum(loss)
+            if getattr(loss, "reduction", None) == "mean_with_sample_weight":
+                raise UsageError(
+                    f"the loss {type(loss).__name__} divides by the sum of its weights, which is another one on each rank",
+                    "leave its reduction at the default, or use a recipe with Update(count=...)",
+                ).everywhere()
         tensors = keras_state.arrays(model, model.optimizer)
         consistency.check_shapes(tensors, self._comm, self._hosts)
         keras_state.broadcast(model, model.optimizer, self._comm, self._averaging.hvd)
@@ -328,7 +333,8 @@ def _refuse_xla(model: Any) -> None:
 
 def _filled(tensor: Any, empty: Any) -> Any:
     rows = tf.stack([tf.constant(0), tf.cast(empty, tf.int32)])
-    return tf.pad(tensor, tf.concat([rows[None], tf.zeros((tensor.shape.rank - 1, 2), tf.int32)], 0))
+    result = tf.pad(tensor, tf.concat([rows[None], tf.zeros((tensor.shape.rank - 1, 2), tf.int32)], 0))
+    return tf.ensure_shape(result, [None, *tensor.shape[1:]])
 
 
 def _equal(first: Any, second: Any) -> bool:

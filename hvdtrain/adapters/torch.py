@@ -61,13 +61,7 @@ class TorchAdapter:
         self.device = torch.device("cpu")
         self.owns_state = True
         refuse_sum(loss)
-        refuse_foreign(model, optimizer)
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is closure.empty:
-            raise UsageError(
-                f"{type(optimizer).__name__} evaluates the loss several times in a step (it needs a closure), which is not supported",
-                "use an optimizer that updates from the gradient alone",
-            )
+        check_optimizer(model, optimizer)
         base = optimizer.param_groups[0]["lr"]
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
@@ -122,7 +116,7 @@ class TorchAdapter:
             self._reducer.begin(max(len(parts), 1))
         means, units = self._accumulate(parts, factor, seed, self._scaler)
         if self._reducer is not None:
-            units = self._reducer.finish(units)
+            (units,) = self._reducer.finish([units])
         # A batch without any unit (only padding) has no gradient at all.
         self._multiply(self.update.postscale * (1.0 if self.update.count is None or not units else 1.0 / units))
         if self._finish(lambda: self._blame(parts, factor, seed)):
@@ -337,14 +331,20 @@ def pick_device(world: World) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def refuse_foreign(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError if ``optimizer`` updates parameters that are not ``model``'s: they would be neither averaged nor saved."""
+def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError if ``optimizer`` has parameters that are not ``model``'s, or evaluates the loss by itself."""
     own = {id(parameter) for parameter in model.parameters()}
     foreign = sum(id(parameter) not in own for group in optimizer.param_groups for parameter in group["params"])
     if foreign:
         raise UsageError(
             f"the optimizer updates {foreign} parameters that are not the model's: they would be neither averaged nor saved",
             "make them part of the model, for example in a torch.nn.ModuleDict or a module that holds both",
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__} evaluates the loss several times in a step (it needs a closure), which is not supported",
+            "use an optimizer that updates from the gradient alone",
         )
 
 

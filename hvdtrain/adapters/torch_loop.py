@@ -23,13 +23,23 @@ class Loop:
     Args:
         model, optimizer: as they are; nothing of theirs is wrapped.
         accumulate: backward passes of one update.
+        number: of this model among those that the script prepares.
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, update: Update, accumulate: int
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        comm: Communicator,
+        update: Update,
+        accumulate: int,
+        number: int = 0,
     ) -> None:
         self.model, self.comm, self.update, self.accumulate = model, comm, update, accumulate
-        self.reducer = GradientReducer(model, update)
+        prefix = f"model {number}/" if number else ""
+        self.reducer = GradientReducer(model, update, f"{prefix}gradient/")
+        if update.sync_batch_norm:
+            torch_norm.synchronize(model, self.reducer.hvd, f"{prefix}batch norm/")
         self._named = list(model.named_parameters())
         self._hooks: dict[str, Any] = {}
         self._peers = update.peers(comm.world.rank, comm.world.size)
@@ -41,20 +51,31 @@ class Loop:
         self._largest: dict[str, torch.Tensor] = {}
         self._passes, self._done, self._left = accumulate, 0, 0
         self._announced: Any = None
+        self._batch_passes, self._passes_per_batch = 0, 1
         self._kept: list[torch.Tensor] = []
         self._carries_sum = False  # whether what an earlier update left in the gradients was reduced already
         self._queued, self._reduced = False, False
         self._arm(accumulate)
-        optimizer.register_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
-        optimizer.register_step_post_hook(lambda *_: self._arm(self.accumulate))
+        self._known = {id(parameter) for _, parameter in self._named}
+        self._step_hooks = (
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
+            optimizer.register_step_post_hook(lambda *_: self._arm(self.accumulate)),
+        )
+
+    def close(self) -> None:
+        """Let go of the model and the optimizer, which are then prepared anew."""
+        for hook in (*self._hooks.values(), *self._step_hooks):
+            hook.remove()
+        self.reducer.close()
 
     def announce(self, loader: object, part: Slice, left: int) -> None:
         """The next batch, of ``loader``, is ``part`` of a global one, and the first of ``left``."""
         if self._reduced or not self._done or left > self._left:  # else an update is under way
-            self._arm(min(self.accumulate, left))
+            self._arm(min(self.accumulate, left * self._passes_per_batch))
+        self._batch_passes = 0
         self._is_filler = not len(part.indices)
         weighted = 0.0 if self._is_filler else self.update.factor(part.weight, self._peers)
-        if self._announced not in (None, loader) and weighted != self._part:
+        if self._announced not in (None, loader) and self._left > 1 and weighted != self._part:
             raise UsageError(
                 "two prepared loaders are read at once, and this rank's parts of their batches differ",
                 "give them one batch_size, or read them as one data set",
@@ -123,13 +144,23 @@ class Loop:
         self._units += self._part if self._counted else 0.0
         self._seen += self._part
         self._done += 1
+        self._batch_passes += 1
+        self._passes_per_batch = max(self._passes_per_batch, self._batch_passes)
+        late = [name for name, parameter in self._named if parameter.grad is not None and parameter.requires_grad]
+        if late := [name for name in late if name not in self._hooks]:
+            raise UsageError(
+                f"{late[0]} was unfrozen after the loader gave this batch: its gradient is this rank's alone",
+                "freeze and unfreeze layers before an epoch, or right after optimizer.step()",
+            )
         if self._done == self._passes:
             self._reduce()
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Collective if this rank's last backward passes did not come (it had nothing to learn from)."""
-        if not self._reduced:
-            self._reduce()
+        if any(id(parameter) not in self._known for group in optimizer.param_groups for parameter in group["params"]):
+            raise UsageError("the optimizer has parameters that it had not in prepare()", "prepare() the model again")
+        if not self._reduced and not (self._carries_sum and not self._done and self._has_gradient()):
+            self._reduce()  # unless step() is called again, with the gradients of the last one
         # Here and not before: a GradScaler calls step() only if all is finite, or leaves that to a fused optimizer.
         if not self.reducer.not_finite or getattr(optimizer, "found_inf", None) is not None:
             return
@@ -140,9 +171,20 @@ class Loop:
         mine = [name for name, largest in self._largest.items() if not bool(largest.isfinite())]
         blame(mine, None, socket.gethostname(), self.comm)
 
+    def _has_gradient(self) -> bool:
+        return any(parameter.grad is not None for _, parameter in self._named)
+
     def _reduce(self) -> None:
-        units = self.reducer.finish(self._units, self._largest)
+        place = float(self._left)
+        units, places, squares = self.reducer.finish([self._units, place, place * place], self._largest)
         self._reduced = True
+        if squares * self._peers != places * places and not self.update.process_sets:  # then they are not all the same
+            left = self.comm.allgather(self._left, name="gradient/batches")
+            raise HvdtrainError(
+                f"the ranks have come together from different batches: with {', '.join(map(str, left))} batches left to read "
+                f"on ranks 0 to {len(left) - 1}",
+                "a rank that leaves a batch out must do so on all ranks",
+            ).everywhere()
         factor = self.update.postscale / (units or 1.0)
         for _, parameter in self._named:
             if parameter.grad is not None and factor != 1.0:

@@ -10,15 +10,15 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 
-def synchronize(model: torch.nn.Module, hvd: Any) -> None:
+def synchronize(model: torch.nn.Module, hvd: Any, prefix: str = "batch norm/") -> None:
     """Make every batch normalisation of ``model`` one over the samples of all ranks, in place.
 
     The modules stay what they are (names, state, ``isinstance``); only how they normalise in training changes. PyTorch's
     own SyncBatchNorm works inside DistributedDataParallel alone, and Horovod's on GPUs alone.
     """
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm):
-            object.__setattr__(module, "forward", _Forward(module, name, partial(hvd.allreduce, op=hvd.Sum)))
+        if isinstance(module, _BatchNorm) and not isinstance(module.forward, _Forward):
+            object.__setattr__(module, "forward", _Forward(module, prefix + name, partial(hvd.allreduce, op=hvd.Sum)))
 
 
 def set_part(model: torch.nn.Module, part: float, *, present: bool = True) -> None:
@@ -96,7 +96,7 @@ class _Forward:
 
     def sum(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """Collective."""
-        return self.reduce(tensor, name=f"batch norm/{self.name}/{what}")
+        return self.reduce(tensor, name=f"{self.name}/{what}")
 
 
 class _GlobalNorm(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ class GradientReducer:
     the update stays with the user's own optimizer.
     """
 
-    def __init__(self, model: torch.nn.Module, update: Update) -> None:
+    def __init__(self, model: torch.nn.Module, update: Update, prefix: str = "gradient/") -> None:
         require("torch")
         import horovod.torch as hvd
 
@@ -30,7 +30,9 @@ class GradientReducer:
         update.check_size(hvd.size())
         self.hvd = hvd
         self._op = hvd.Adasum if update.op == "adasum" else hvd.Sum
+        self._prefix = prefix
         self._named = list(model.named_parameters())
+        _refuse_dtypes(self._named)
         self._sparse = _sparse_weights(model)
         if self._sparse and update.op == "adasum":
             raise UsageError("op='adasum' cannot add up sparse gradients", "use Embedding(sparse=False), or op='average'")
@@ -51,8 +53,12 @@ class GradientReducer:
             self._wrapper.set_backward_passes_per_step(passes)
         self._is_open = True
 
-    def finish(self, units: float = 0.0, largest: Mapping[str, torch.Tensor] | None = None) -> float:
-        """Collective. Wait for the sums of the gradients, and return that of ``units``.
+    def close(self) -> None:
+        """Take the hooks off the parameters."""
+        self._wrapper._grad_accs.clear()  # the only owner of the nodes that they sit on
+
+    def finish(self, numbers: Sequence[float], largest: Mapping[str, torch.Tensor] | None = None) -> list[float]:
+        """Collective. Wait for the sums of the gradients, and return those of ``numbers``.
 
         ``largest`` has the largest absolute value of this rank's own gradient of a parameter; ``not_finite`` then names the
         parameters for which some rank's is not finite.
@@ -60,31 +66,29 @@ class GradientReducer:
         A gradient that some ranks lack counts as zero there; one that all lack stays None. Horovod would make the latter
         zero too, and weight decay and momentum then move parameters that no rank used.
         """
-        names = [name for name, parameter in self._named if parameter.requires_grad]
-        parameters = [parameter for _, parameter in self._named if parameter.requires_grad]
+        # As they were when the update began: a layer may have been frozen since, and Horovod waits for it all the same.
+        wired = [named for named, is_trainable in zip(self._named, self._trainable, strict=True) if is_trainable]
+        names, parameters = [name for name, _ in wired], [parameter for _, parameter in wired]
         used = [float(parameter.grad is not None) for parameter in parameters]
-        facts = torch.tensor([*used, units], dtype=torch.float64)
+        facts = torch.tensor([*used, *numbers], dtype=torch.float64)
         if largest:  # what is not finite stays so when it is added up
             zero = torch.zeros_like(next(iter(largest.values())))
-            facts[:-1] += torch.stack([largest.get(name, zero) for name in names]).detach().cpu() * 0.0
-        handle = self.hvd.allreduce_async_(facts, op=self.hvd.Sum, name="gradient/used", process_set=self._set)
-        sparse = [
-            (parameter, self._gather(name, parameter))
-            for name, parameter in self._named
-            if parameter.requires_grad and id(parameter) in self._sparse
-        ]
+            facts[: len(used)] += torch.stack([largest.get(name, zero) for name in names]).detach().cpu() * 0.0
+        handle = self.hvd.allreduce_async_(facts, op=self.hvd.Sum, name=f"{self._prefix}used", process_set=self._set)
+        sparse = [(parameter, self._gather(name, parameter)) for name, parameter in wired if id(parameter) in self._sparse]
         with start.shutdown_explained():
             self._wrapper.synchronize()
         for parameter, (indices, values) in sparse:
             rows, elements = self.hvd.synchronize(indices), self.hvd.synchronize(values)
             parameter.grad = torch.sparse_coo_tensor(rows[None], elements, parameter.shape, check_invariants=False).coalesce()
         self._is_open = False
-        *ranks, total = self.hvd.synchronize(handle).tolist()
+        sums: list[float] = self.hvd.synchronize(handle).tolist()
+        ranks = sums[: len(used)]
         self.not_finite = [name for name, count in zip(names, ranks, strict=True) if not math.isfinite(count)]
         for parameter, count in zip(parameters, ranks, strict=True):
             if not count:
                 parameter.grad = None
-        return float(total)
+        return sums[len(used) :]
 
     def pause(self) -> None:
         """Whatever backward passes follow before the next ``begin`` stay on this rank."""
@@ -92,9 +96,9 @@ class GradientReducer:
 
     def _wire(self, trainable: tuple[bool, ...]) -> None:
         if self._wrapper is not None:
-            self._wrapper._grad_accs.clear()  # the only owner of the nodes that its hooks sit on
+            self.close()
         self._trainable = trainable
-        named = [(f"gradient/{name}", parameter) for name, parameter in self._named if parameter.requires_grad]
+        named = [(f"{self._prefix}{name}", parameter) for name, parameter in self._named if parameter.requires_grad]
         if not named:
             raise UsageError("the model has no trainable parameter", "set requires_grad = True on some parameter")
         dense = [(name, parameter) for name, parameter in named if id(parameter) not in self._sparse]
@@ -119,9 +123,19 @@ class GradientReducer:
             rows, values = gradient.indices()[0], gradient.values()
         gather = self.hvd.allgather_async
         return (
-            gather(rows.contiguous(), name=f"gradient/{name}/rows", process_set=self._set),
-            gather(values.contiguous(), name=f"gradient/{name}/values", process_set=self._set),
+            gather(rows.contiguous(), name=f"{self._prefix}{name}/rows", process_set=self._set),
+            gather(values.contiguous(), name=f"{self._prefix}{name}/values", process_set=self._set),
         )
+
+
+def _refuse_dtypes(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+    allowed = (torch.float16, torch.float32, torch.float64)
+    for name, parameter in named:
+        if parameter.requires_grad and parameter.dtype not in allowed:
+            raise UsageError(
+                f"the parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, whose gradients Horovod cannot add up",
+                "keep the parameters in float32, and compute in another precision: Update(precision='bfloat16'), torch.autocast",
+            )
 
 
 def _sparse_weights(model: torch.nn.Module) -> set[int]:

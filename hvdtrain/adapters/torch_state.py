@@ -22,8 +22,7 @@ def broadcast(state: Any, comm: Communicator, hvd: Any, *, device: torch.device,
     shapes = comm.broadcast(map_leaves(state, _Shape.of, torch.Tensor) if mine else None, name="state/shapes", root=root)
     copy = state if mine else map_leaves(shapes, lambda shape: shape.empty(device), _Shape)
     tensors: list[torch.Tensor] = []
-    # Horovod sends memory as it lies, and refuses any other layout than this one.
-    map_leaves(copy, lambda tensor: tensors.append(tensor.contiguous()), torch.Tensor)
+    map_leaves(copy, lambda tensor: tensors.append(_sendable(tensor)), torch.Tensor)
     handles = [hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)]
     for handle in handles:
         hvd.synchronize(handle)
@@ -64,6 +63,13 @@ def map_leaves(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(map_leaves(value, function, leaf) for value in tree)
     return tree
+
+
+def _sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as Horovod takes it: contiguous, and as bytes where it does not know the type (booleans and the like)."""
+    tensor = tensor.detach().contiguous()
+    known = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+    return tensor if tensor.dtype in known else tensor.reshape(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True)

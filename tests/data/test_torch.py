@@ -64,7 +64,10 @@ def divided(loader, rank=0, size=2, fill=False, announce=None):
 def test_a_loader_is_divided_with_its_settings_and_says_which_batch_comes(workers):
     said = []
     loader = DataLoader(Numbers(23), batch_size=8, shuffle=True, num_workers=workers, collate_fn=lambda batch: len(batch))
-    ranks = [list(divided(loader, rank, announce=lambda loader, part, left: said.append((len(part.indices), left)))) for rank in (0, 1)]
+    ranks = [
+        list(divided(loader, rank, announce=lambda loader, part, left: said.append((len(part.indices), left))))
+        for rank in (0, 1)
+    ]
     assert ranks == [[4, 4, 3], [4, 4, 4]]
     assert said == [(4, 3), (4, 2), (3, 1), (4, 3), (4, 2), (4, 1)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 import torchmetrics
@@ -419,6 +420,64 @@ def steps_now_and_then(comm: Any) -> None:
     assert torch.allclose(plain.weight, model.weight, rtol=1e-5, atol=1e-6), comm.world.rank
 
 
+class Masked(nn.Module):
+    """Buffers of types that Horovod does not carry, and the same names in every instance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+        self.register_buffer("mask", torch.arange(CLASSES) % 2 == 0)
+        self.register_buffer("wave", torch.ones(2, dtype=torch.complex64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.where(self.mask, self.layer(inputs), 0.0)
+
+
+def odd_loops(comm: Any) -> None:
+    """Two models of the same names on the same batches, a layer frozen on the way, a second step, a second prepare()."""
+    results = []
+    for prepared in (True, False):
+        torch.manual_seed(1)
+        models: list[Any] = [Masked(), Masked()]
+        optimizers = [sgd(model, weight_decay=0.1) for model in models]
+        for _ in range(2):
+            loader: Any = DataLoader(TensorDataset(*(torch.as_tensor(array) for array in arrays(50))), 7)
+            if prepared:
+                hvdtrain.torch.prepare(models[1], optimizers[1])
+                loader = hvdtrain.torch.prepare(models[0], optimizers[0], loader)[2]
+            for number, (inputs, target) in enumerate(loader):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    F.cross_entropy(model(inputs), target).backward()
+                    optimizer.step()
+                    if number == 2:
+                        optimizer.step()
+                    optimizer.zero_grad()
+                if number == 3:
+                    models[0].layer.bias.requires_grad_(False)
+            models[0].layer.bias.requires_grad_(True)
+        results.append([parameter.detach() for model in models for parameter in model.parameters()])
+    for mine, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
+
+
+def different_batches(comm: Any) -> None:
+    """A rank that leaves a batch out, and goes on with the next one, is found."""
+    model = nn.Linear(FEATURES, CLASSES)
+    loader: Any = DataLoader(TensorDataset(*(torch.as_tensor(array) for array in arrays(50))), 10)
+    model, optimizer, loader = hvdtrain.torch.prepare(model, sgd(model), loader)
+
+    def train() -> None:
+        for number, (inputs, target) in enumerate(loader):
+            if number != comm.world.rank:
+                F.cross_entropy(model(inputs), target).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    if comm.world.size > 1:
+        with pytest.raises(hvdtrain.HvdtrainError, match="different batches: with "):
+            train()
+
+
 def local_statistics(comm: Any) -> None:
     """Moving statistics that each rank gathers by itself: averaged by samples, also where a rank has none."""
     model = nn.BatchNorm1d(1, momentum=1.0)
@@ -492,6 +551,8 @@ def main(out: Path) -> None:
     operations(comm)
     skipped_updates(comm)
     steps_now_and_then(comm)
+    odd_loops(comm)
+    different_batches(comm)
     local_statistics(comm)
     for name in NAMES:
         np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
