@@ -126,7 +126,10 @@ class Builder:
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack the source distribution and return its top folder."""
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+        else:  # Python 3.11 before 3.11.4, such as Debian 12's
+            tar.extractall(folder)
     return folder / SOURCE_FILE.removesuffix(".tar.gz")
 
 
