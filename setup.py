@@ -10,7 +10,16 @@ TENSORFLOW = ["keras>=3.5"]  # which of tensorflow, tensorflow-cpu ... is the us
 MPI = ["mpi4py>=4.0"]
 TENSORBOARD = ["tensorboard>=2.16"]
 DATA = ["scikit-learn>=1.4"]
-DEV = ["hypothesis>=6.100", "mypy>=1.10", "pytest>=8", "pytest-xdist>=3.5", "ruff>=0.5", "torchmetrics>=1.2", "types-PyYAML", "types-psutil"]
+DEV = [
+    "hypothesis>=6.100",
+    "mypy>=1.10",
+    "pytest-xdist>=3.5",
+    "pytest>=8",
+    "ruff>=0.5",
+    "torchmetrics>=1.2",
+    "types-PyYAML",
+    "types-psutil",
+]
 
 setup(
     name="hvdtrain",
