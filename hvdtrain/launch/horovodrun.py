@@ -1,6 +1,6 @@
 """The command line of Horovod's own launcher, for Horovod 0.28.
 
-It puts its arguments into a string for ``/bin/sh -c`` (only the ranks' command is quoted there), exports every variable that it
+It puts its arguments and its folder into a string for ``/bin/sh -c`` (only the ranks' command is quoted there), exports every variable that it
 finds in its environment, and with Gloo writes their values on the ssh command line. Hence the checks below, and hence it gets
 an environment that holds nothing but what the ranks are to have, and a program of ours named ssh.
 """
@@ -47,7 +47,7 @@ class Horovodrun:
         self.limits.check(job)
         gloo = job.controller == "gloo" or job.elastic is not None
         mpi = None if gloo else self._mpi_for(job)
-        argv = [self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
+        argv = [*_elsewhere(job), self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:
             argv += ["--network-interfaces", ",".join(job.nics)]
         argv += job.launcher_args if mpi is None else _mpi_args(mpi, job)
@@ -86,6 +86,8 @@ class Horovodrun:
             return [*np, "-H", colon_list(job.hosts)]
         maximum = ["--max-np", str(job.elastic.max_np)] if job.elastic.max_np is not None else []
         script = shlex.quote(job.elastic.discovery_script)  # Horovod gives it to a shell
+        if _elsewhere(job):
+            script = f"cd {shlex.quote(job.cwd)} && exec {script}"
         return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", script]
 
     def _environment(self, job: Job, mpi: Mpi | None) -> dict[str, str]:
@@ -109,6 +111,21 @@ class Horovodrun:
                 "use --launcher mpirun, or let the job read a file",
             )
         return values
+
+
+def _elsewhere(job: Job) -> tuple[str, ...]:
+    """What starts horovodrun in a folder whose name means nothing to a shell, where the job's folder has one that does.
+
+    With Gloo it writes the name of its folder unquoted into the command of each remote shell. Our relays go to the job's.
+    """
+    if job.controller != "gloo" or not job.is_remote or shlex.quote(job.cwd) in (job.cwd, "''"):
+        return ()
+    if not job.tagged:
+        raise UsageError(
+            f"horovodrun --gloo gives the name of this folder to a shell on each host as it is: {job.cwd!r}",
+            "leave --no-relay out, or go to a folder whose name has only letters, digits and . _ - /",
+        )
+    return ("/bin/sh", "-c", 'cd / && exec "$0" "$@"')
 
 
 def _mpi_args(mpi: Mpi, job: Job) -> list[str]:

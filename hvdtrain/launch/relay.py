@@ -27,6 +27,8 @@ from hvdtrain.launch.placement import DeviceError, as_started, environment_for, 
 _DRAIN_S = 1.0
 #: What is kept of the rank's last lines on stderr, and of each.
 _TAIL_LINES, _TAIL_CHARS = 20, 2000
+#: How words begin that a launcher may take for its own, and the mark that keeps it from that.
+_TAKEN = ("-", ":", "@", "=")
 
 
 def wrap(job: Job, *, start: Sequence[str], share_devices: bool = False) -> Job:
@@ -36,7 +38,18 @@ def wrap(job: Job, *, start: Sequence[str], share_devices: bool = False) -> Job:
     argv += ["--devices", ";".join(",".join(map(str, each)) for each in devices)] if any(devices) else []
     argv += ["--grace", str(job.grace_s)] if job.grace_s != GRACE_S else []
     argv += ["--share-devices"] if share_devices else []
-    return replace(job, argv=(*argv, "--", *job.argv), tagged=True)
+    # Horovod's launcher goes on, in another folder, where it cannot enter the job's.
+    argv += ["--chdir", job.cwd] if job.cwd and job.controller == "gloo" else []
+    return replace(job, argv=(*argv, "--", *map(guarded, job.argv)), tagged=True)
+
+
+def guarded(word: str) -> str:
+    """A word of the program as it stands in a launcher's command: launchers look for options, also behind the program's name."""
+    return f"={word}" if word.startswith(_TAKEN) else word
+
+
+def unguarded(word: str) -> str:
+    return word.removeprefix("=")
 
 
 class Wire:
@@ -208,20 +221,34 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--devices", default="")
     parser.add_argument("--grace", type=float, default=GRACE_S)
     parser.add_argument("--share-devices", action="store_true")
+    parser.add_argument("--chdir", default="")
     args = parser.parse_args(argv[:at])
     place = as_started(place_of(rank_of(os.environ), nodelist.tasks_per_node(args.slots)), os.environ)
     cpus = resources.usable_cpus(resources.affinity())
     wire = Wire(place.rank, host_name(os.environ))
     try:
-        extra = environment_for(place, os.environ, cpus, args.devices, share=args.share_devices)
-    except DeviceError as error:
+        extra = _enter(args.chdir)
+        extra |= environment_for(place, os.environ, cpus, args.devices, share=args.share_devices)
+    except (DeviceError, OSError) as error:
         wire.started()
-        hint = "lower the host's slots, or add --share-devices"
-        wire.ended(2, {"phase": "launch", "error": str(error), "hint": hint})
+        if isinstance(error, OSError):
+            text, hint = f"cannot enter the folder {args.chdir}: {error.strerror}", "make it, or share it between the hosts"
+        else:
+            text, hint = str(error), "lower the host's slots, or add --share-devices"
+        wire.ended(2, {"phase": "launch", "error": text, "hint": hint})
         return 2
 
     def lost(number: int, told: int) -> None:
         wire.ended(128 + number, {"error": f"its relay was {failures.describe_signal(number)}"}, told=told)
 
     relay = Relay(wire, args.grace)
-    return keeper.keep(lambda ready: relay.run(argv[at + 1 :], {**os.environ, **extra}, ready), lost)
+    program = [unguarded(word) for word in argv[at + 1 :]]
+    return keeper.keep(lambda ready: relay.run(program, {**os.environ, **extra}, ready), lost)
+
+
+def _enter(folder: str) -> dict[str, str]:
+    """Go there, and what the rank's environment has to say about it."""
+    if not folder:
+        return {}
+    os.chdir(folder)
+    return {"PWD": folder}

@@ -72,6 +72,15 @@ def test_the_ranks_of_every_mpi_meet_across_hosts(cluster: Cluster, tmp_path: Pa
     assert not cluster.left(5)
 
 
+def test_a_folder_whose_name_is_a_command_is_entered_and_not_run(cluster: Cluster, tmp_path: Path) -> None:
+    """Horovod writes the folder's name into the command of a remote shell."""
+    folder = tmp_path / "my $(touch PWN) dir;touch PWN;'x"
+    folder.mkdir()
+    done = cluster.run("node1", *RUN, "-H", "node1:1,node2:1", "--gloo", "--nic", "eth0", "--", "sh", "-c", "pwd; echo $PWD", cwd=folder)
+    assert sorted(done.stdout.splitlines()) == [f"[{n} node{n + 1}] {folder}" for n in (0, 0, 1, 1)], done.stdout + done.stderr
+    assert not [path for path in (Path.home(), Path("/"), tmp_path, folder) if (path / "PWN").exists()]
+
+
 #: Ranks that reduce in a loop; with MPI through mpi4py, with Gloo through Horovod.
 LOOP = """
 import os, time
@@ -250,8 +259,12 @@ def test_a_fault_ends_the_job_everywhere_with_a_clear_message(
 
 
 def test_an_elastic_job_goes_on_without_the_rank_that_is_lost(cluster: Cluster, tmp_path: Path) -> None:
+    """Also in a folder with a blank in its name, where its script reads a file."""
     cluster.fresh()
-    (tmp_path / "discover.sh").write_text("#!/bin/sh\necho node1:2\necho node2:1\n")
+    tmp_path = tmp_path / "a folder"
+    tmp_path.mkdir()
+    (tmp_path / "discover.sh").write_text("#!/bin/sh\ncat hosts\n")
+    (tmp_path / "hosts").write_text("node1:2\nnode2:1\n")
     (tmp_path / "discover.sh").chmod(0o755)
     words = ["--min-np", "2", "--max-np", "4", "--host-discovery-script", "./discover.sh", "--nic", "eth0"]
     program = [sys.executable, str(ROOT / "examples" / "torch_elastic.py"), "--steps", "1000"]

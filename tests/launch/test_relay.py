@@ -289,3 +289,21 @@ def test_wrapping_a_job_is_pure_and_keeps_its_argv() -> None:
         *("--share-devices", "--", "train", "a b", ""),
     )
     assert (wrapped.tagged, job.tagged) == (True, False)
+
+
+WORDS_OF_LAUNCHERS = ["-x", "--mca", ":", "@file", "=", "==x", "--", "-", ":x", "a=b", "", "=-x"]
+
+
+def test_no_word_of_the_program_looks_like_a_launcher_s_and_all_come_back() -> None:
+    argv = relay.wrap(Job(tuple(WORDS_OF_LAUNCHERS), (Host("a"),), 1), start=()).argv
+    words = argv[argv.index("--") + 1 :]
+    assert not [word for word in words if word.startswith(("-", ":", "@"))]
+    assert [relay.unguarded(word) for word in words] == WORDS_OF_LAUNCHERS
+
+
+def test_the_rank_is_started_in_the_folder_that_the_relay_is_told_of(tmp_path: Path) -> None:
+    code, events = sh("pwd; echo $PWD", more=("--chdir", str(tmp_path)))
+    assert (code, lines(events)) == (0, [("out", str(tmp_path))] * 2)
+    code, events = sh("pwd", more=("--chdir", f"{tmp_path}/no"))
+    assert (code, lines(events)) == (2, [])
+    assert ended(events)["error"] == f"cannot enter the folder {tmp_path}/no: No such file or directory"
