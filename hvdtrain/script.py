@@ -12,7 +12,9 @@ from types import TracebackType
 
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.connect import connect
-from hvdtrain.worker import Rank, fail, pin_device
+from hvdtrain.progress import HERE
+from hvdtrain.rank import Rank, fail
+from hvdtrain.worker import pin_device
 from hvdtrain.world import World
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,8 @@ def communicator(framework: str) -> Communicator:
     pin_device(world, os.environ)
     comm = connect(world, framework)
     if world.size > 1:
-        rank = Rank(world, comm, phase="the script")
+        rank = Rank(world, comm)
+        HERE.enter("the script")
 
         def last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             _done.update(_expected)

@@ -23,6 +23,7 @@ from hvdtrain.data.sources import Source, as_source
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.loggers import Logger
 from hvdtrain.metrics import Mean, Means
+from hvdtrain.progress import HERE
 from hvdtrain.recipe import Recipe
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
@@ -75,8 +76,7 @@ class Trainer:
         self.adapter = recipe.adapter
         self.callbacks: tuple[Callback, ...] = recipe.callbacks
         self.state = TrainState()
-        #: what this rank is doing, for its last words
-        self.phase = "setting up"
+        HERE.enter("setting up")
         #: the recipe's own batch size, which its learning rate is for
         self.base_batch_size = recipe.batch_size
         #: factor on the recipe's learning rate, by the rule of --lr-scale
@@ -122,14 +122,15 @@ class Trainer:
             weights = host_shares(self.options.share, self.hosts)
             self.loader = replace(self.loader, share=Share.weighted(self.comm.world.rank, weights))
         consistency.check_shapes(self.adapter.tensors(), self.comm, self.hosts)
-        self.phase = "looking for a checkpoint"
+        HERE.enter("looking for a checkpoint")
         found = self._resume()
         if found is not None:
             self.state = found.state
         else:
-            self.phase = "initial broadcast"
+            HERE.enter("initial broadcast")
             self.adapter.sync()
-        self.phase = "ready to train"
+        HERE.enter("ready to train")
+        HERE.step = self.state.step
         return self.state
 
     def fit(self, loggers: Sequence[Logger] = ()) -> Summary:
@@ -154,13 +155,13 @@ class Trainer:
                 self._save()
             if self._ended:
                 break
-            self.phase = "data loading"
+            HERE.enter("data loading")
             self._clock.mark()
         if not self._values:  # nothing was left to train
             self.evaluate()
         for callback in self.callbacks:
             callback.on_end(self.state)
-        self.phase = "finishing"
+        HERE.enter("finishing")
         return Summary(
             framework=self.adapter.framework,
             ranks=self.comm.world.size,
@@ -178,12 +179,13 @@ class Trainer:
         """Collective. Means over every validation sample exactly once, the same on all ranks. Empty without data."""
         if self.valid is None:
             return {}
-        self.phase = "evaluation"
+        HERE.enter("evaluation")
         self.adapter.settle()
         sampler = Sampler(len(self.valid), self.recipe.batch_size, shuffle=False)
         total: Means = {}
         for batch in Loader(self.valid, sampler, self.loader.share).epoch(0):
             total = metrics.merge(total, self.adapter.eval_step(batch.data))
+            HERE.moved()
         self._values = metrics.values(self._reduce(total, "metrics/valid"), "valid/")
         self._values |= {f"valid/{name}": value for name, value in self.adapter.eval_end().items()}
         self._tell(self._values)
@@ -207,14 +209,14 @@ class Trainer:
         return self._epoch_done if every is None else self.state.step % every == 0
 
     def _batches(self) -> Iterator[Batch]:
-        self.phase = "data loading"
+        HERE.enter("data loading")
         self._clock.mark()
         while not self._ended:
             yield from self.loader.epoch(self.state.epoch, self.state.position)
 
     def _update(self, batch: Batch) -> None:
         """Collective. One optimizer update."""
-        self.phase = "training step"
+        HERE.enter("training step")
         rate = None if self.lr is None else float(self.lr(self.state.step))  # NumPy's numbers do not belong in checkpoints
         seed = step_seed(self.recipe.seed, self.state.step, self.comm.world.rank)
         means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight, seed=seed)
@@ -223,11 +225,12 @@ class Trainer:
         self.state = self.state.after(batch.slice.global_count)
         if self.state.position >= self.sampler.num_samples:
             self.state = self.state.next_epoch()
+        HERE.step = self.state.step
         self._pending += _reasons(callback.on_step_end(self.state) for callback in self.callbacks)
 
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
-        self.phase = "metrics reduction"
+        HERE.enter("metrics reduction")
         window, self._window = self._window, {}
         means = self._reduce({**window, _VOTES: Mean(float(len(self._pending)), 1)}, "metrics/train")
         self._clock.lap()  # reading the figures waits for the device, which may be many steps behind
@@ -263,14 +266,14 @@ class Trainer:
     def _check_values(self) -> None:
         """Collective."""
         if self.comm.world.size > 1:
-            self.phase = "comparing the ranks' weights"
+            HERE.enter("comparing the ranks' weights")
             self.adapter.settle()
             consistency.check_values(self.adapter.tensors(), self.comm, self.hosts)
 
     def _save(self) -> None:
         """Collective."""
         if self.run_dir is not None:
-            self.phase = "saving a checkpoint"
+            HERE.enter("saving a checkpoint")
             self.adapter.settle()
             keep = self.options.keep
             checkpoint.save(self.run_dir.checkpoints, self.state, self._data(), self.adapter, self.comm, keep=keep)
@@ -301,7 +304,7 @@ class Trainer:
 
     def _check_agreement(self) -> None:
         """Collective. Refuse to train ranks that disagree about the run: they would see other samples, or hang."""
-        self.phase = "comparing the ranks' set-up"
+        HERE.enter("comparing the ranks' set-up")
         mine = {
             **self._data(),
             "batch_size": self.recipe.batch_size,

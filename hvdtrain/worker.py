@@ -1,4 +1,4 @@
-"""A rank's whole life: find the world, build the recipe, connect, train; and last words before the job is ended."""
+"""A rank's whole life: find the world, build the recipe, connect, train."""
 
 from __future__ import annotations
 
@@ -11,53 +11,29 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, MutableMapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hvdtrain import recipe as recipes
 from hvdtrain import rundir
-from hvdtrain.comm import Communicator, agree
+from hvdtrain.comm import agree
 from hvdtrain.comm.connect import connect
 from hvdtrain.config import Config
-from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch import resources
-from hvdtrain.launch.failures import JOB_VARIABLE
-from hvdtrain.launch.frames import WORDS_WANTED, words_line
 from hvdtrain.loggers import Logger
 from hvdtrain.loggers.console import ConsoleLogger, say
 from hvdtrain.loggers.jsonl import JsonLinesLogger
+from hvdtrain.progress import HERE
+from hvdtrain.rank import Rank, guard
 from hvdtrain.recipe import RecipeFunction
 from hvdtrain.rundir import RunDir, write_json
 from hvdtrain.trainer import Summary, Trainer
 from hvdtrain.world import World
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Rank:
-    """What is known of this rank so far: what its last words are made of."""
-
-    world: World = field(default_factory=World)
-    comm: Communicator | None = None
-    #: where the job's files are to go; they are this job's once the primary holds it
-    run_dir: RunDir | None = None
-    is_claimed: bool = False
-    trainer: Trainer | None = None
-    phase: str = "reading the environment"
-    #: holds the run directory
-    lock: IO[str] | None = None
-
-    @property
-    def where(self) -> str:
-        """The phase, and the step where there is one."""
-        if self.trainer is None:
-            return self.phase
-        return f"{self.trainer.phase}, step {self.trainer.state.step}"
 
 
 def train(config: Config, function: RecipeFunction | None = None) -> int:
@@ -68,47 +44,21 @@ def train(config: Config, function: RecipeFunction | None = None) -> int:
     return guard(lambda rank: _train(rank, config, function))
 
 
-def guard(body: Callable[[Rank], None]) -> int:
-    """Run a rank's ``body``; if it fails, write its last words and end every rank of the job. The exit code."""
-    rank = Rank()
-    try:
-        body(rank)
-    except BaseException as error:
-        return fail(rank, error)
-    if rank.comm is not None:
-        rank.comm.close()
-    return 0
-
-
-def fail(rank: Rank, error: BaseException) -> int:
-    """Say why this rank ends, and end the ranks that do not know of it; the exit code."""
-    if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
-        _tell_relay({"time": time.time(), "phase": rank.where, "exit_code": error.exit_code, "follows": True})
-        return error.exit_code  # the primary speaks for all
-    code = 1
-    try:
-        code = _last_words(rank, error)
-    finally:  # even if nobody can be told: the others wait for this rank
-        if rank.comm is not None and not getattr(error, "on_all_ranks", False):
-            rank.comm.abort(code)
-    return code
-
-
 def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     if config.options.run_dir:
         rank.run_dir = RunDir(Path(config.options.run_dir))
     rank.world = World.from_env()
     pin_device(rank.world, os.environ)
-    rank.phase = "building the recipe"
+    HERE.enter("building the recipe")
     function = function or recipes.load(config.recipe)
     recipe = recipes.build(function, config.settings)
-    rank.phase = "connecting the ranks"
+    HERE.enter("connecting the ranks")
     rank.comm = connect(rank.world, recipe.adapter.framework)
     rank.world = rank.comm.world
     rank.run_dir = RunDir(agree(rank.comm, lambda: _claim_run_dir(rank, config), name="run directory"))
     rank.is_claimed = True
-    rank.phase = "setting up"
-    rank.trainer = trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir)
+    HERE.enter("setting up")
+    trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir)
     resumed = trainer.prepare()
     loggers: list[Logger] = []
     if rank.world.is_primary:
@@ -233,59 +183,3 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):
         return str(os.getuid())
-
-
-def _last_words(rank: Rank, error: BaseException) -> int:
-    """Say and write down why this rank ends; the exit code."""
-    text, hint, code = _reason(rank, error)
-    trace = "" if isinstance(error, HvdtrainError | KeyboardInterrupt) else "".join(traceback.format_exception(error))
-    host = socket.gethostname()
-    words = {
-        "time": time.time(),
-        "job": os.environ.get(JOB_VARIABLE, ""),
-        "rank": rank.world.rank,
-        "host": host,
-        "phase": rank.where,
-        "error": text,
-        "hint": hint,
-        "traceback": trace,
-        "exit_code": code,
-    }
-    _tell_relay(words)
-    _write_down(rank, words)
-    who = f"rank {rank.world.rank} on {host}, {rank.where}: " if rank.world.size > 1 else ""
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens
-        sys.stdout.flush()  # what the recipe printed: an abort runs no exit handler
-        sys.stderr.write(f"{trace}Error: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
-        sys.stderr.flush()
-    return code
-
-
-def _tell_relay(words: Mapping[str, Any]) -> None:
-    """For the launcher; where there is no relay, it reads the files that ``_write_down`` writes."""
-    if os.environ.get(WORDS_WANTED):
-        with contextlib.suppress(OSError, ValueError), open(2, "wb", closefd=False) as stderr:
-            stderr.write(words_line(words).encode())
-
-
-def _write_down(rank: Rank, words: Mapping[str, Any]) -> None:
-    """In the run directory, unless another job holds it."""
-    if rank.run_dir is not None:
-        with contextlib.suppress(OSError, UsageError):
-            if not rank.is_claimed:  # no rank of this job holds it yet
-                rank.run_dir.check_free()
-            write_json(rank.run_dir.error_json(rank.world.rank), words)
-
-
-def _reason(rank: Rank, error: BaseException) -> tuple[str, str, int]:
-    """What happened, what to type, and the exit code."""
-    if isinstance(error, HvdtrainError):
-        return error.message, error.hint, error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        again = f"go on from the last checkpoint with --run-dir {rank.run_dir.path}" if rank.run_dir else ""
-        return f"interrupted: {rank.where}", again, 130
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) and error.code else 1
-        return f"sys.exit({error.code!r}) was called before the end of the training", "", code
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {error}{notes}", "", 1

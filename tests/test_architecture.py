@@ -23,6 +23,7 @@ FLOORS = {
     "torch": 3,
     "keras": 3,
     "worker": 3,
+    "rank": 3,
     "adapters": 3,
     "comm": 2,
     "data": 2,
@@ -53,6 +54,7 @@ FLOORS = {
     "lr": 0,
     "update": 0,
     "rundir": 0,
+    "progress": 0,
 }
 
 #: library -> modules that may import it

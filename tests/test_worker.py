@@ -8,8 +8,9 @@ import pytest
 
 from hvdtrain.launch.failures import JOB_VARIABLE
 from hvdtrain.launch.frames import WORDS_WANTED, split_words
+from hvdtrain.rank import guard
 from hvdtrain.rundir import RunDir, default_name
-from hvdtrain.worker import guard, pin_device
+from hvdtrain.worker import pin_device
 from hvdtrain.world import World
 
 

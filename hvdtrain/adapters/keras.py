@@ -24,6 +24,7 @@ from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.metrics import Mean, Means
+from hvdtrain.progress import HERE
 from hvdtrain.update import Update
 
 #: a figure of (targets, outputs), in Keras' order: a value a sample, or their mean
@@ -134,7 +135,8 @@ class KerasAdapter:
         seeded = seed is not None and bool(self._generators)
         if seeded not in plan.steps:
             plan.steps[seeded] = _Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
-        norm, totals, counted = plan.steps[seeded](inputs, targets, factor, seeds)
+        with HERE.waits("allreduce of the gradients, inside the traced step", certain=False):
+            norm, totals, counted = plan.steps[seeded](inputs, targets, factor, seeds)
         if not math.isfinite(float(norm)):
             self._not_finite(plan, seeded, inputs, targets, factor, seeds)
         if not count:

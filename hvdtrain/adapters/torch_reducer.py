@@ -11,6 +11,7 @@ import torch
 
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod import require, start
+from hvdtrain.progress import HERE
 from hvdtrain.update import Update
 
 
@@ -76,7 +77,7 @@ class GradientReducer:
             facts[: len(used)] += torch.stack([largest.get(name, zero) for name in names]).detach().cpu() * 0.0
         handle = self.hvd.allreduce_async_(facts, op=self.hvd.Sum, name=f"{self._prefix}used", process_set=self._set)
         sparse = [(parameter, self._gather(name, parameter)) for name, parameter in wired if id(parameter) in self._sparse]
-        with start.shutdown_explained():
+        with start.shutdown_explained(), HERE.waits("allreduce of", self._unfinished):
             self._wrapper.synchronize()
         for parameter, (indices, values) in sparse:
             rows, elements = self.hvd.synchronize(indices), self.hvd.synchronize(values)
@@ -93,6 +94,20 @@ class GradientReducer:
     def pause(self) -> None:
         """Whatever backward passes follow before the next ``begin`` stay on this rank."""
         self._wrapper.set_backward_passes_per_step(sys.maxsize)
+
+    def _unfinished(self) -> list[str]:
+        """The parameters whose sums are not there yet. For another thread, while ``finish`` waits."""
+        names = {id(parameter): name for name, parameter in self._named}
+        waiting = [
+            (id(parameter), handle) for parameter, (handle, _) in list(self._wrapper._handles.items()) if handle is not None
+        ]
+        return [names[which] for which, handle in waiting if not self._is_done(handle)]
+
+    def _is_done(self, handle: int) -> bool:
+        try:
+            return bool(self.hvd.poll(handle))
+        except (RuntimeError, ValueError):  # released already
+            return True
 
     def _wire(self, trainable: tuple[bool, ...]) -> None:
         if self._wrapper is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.local import LocalCommunicator
+from hvdtrain.comm.watched import Watched
 from hvdtrain.errors import UsageError
 from hvdtrain.world import World
 
@@ -24,7 +25,7 @@ def connect(world: World, framework: str) -> Communicator:
     if world.source == "horovod":
         from hvdtrain.comm.horovod import HorovodCommunicator
 
-        return HorovodCommunicator(world, framework)
+        return Watched(HorovodCommunicator(world, framework))
     from hvdtrain.comm.mpi import MpiCommunicator
 
-    return MpiCommunicator(world)
+    return Watched(MpiCommunicator(world))

@@ -1,0 +1,46 @@
+"""Any communicator, with every collective noted where the watchdog and the last words find it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.comm import Communicator, Numbers, Op
+from hvdtrain.progress import HERE
+from hvdtrain.world import World
+
+
+class Watched:
+    """Passes each call on to ``inner``."""
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+
+    @property
+    def world(self) -> World:
+        return self._inner.world
+
+    def allreduce(self, values: Numbers, *, name: str, op: Op = "sum") -> NDArray[np.float64]:
+        with HERE.waits(f"allreduce of {name}"):
+            return self._inner.allreduce(values, name=name, op=op)
+
+    def broadcast(self, value: Any, *, name: str, root: int = 0) -> Any:
+        with HERE.waits(f"broadcast of {name} by rank {root}"):
+            return self._inner.broadcast(value, name=name, root=root)
+
+    def allgather(self, value: Any, *, name: str) -> list[Any]:
+        with HERE.waits(f"allgather of {name}"):
+            return self._inner.allgather(value, name=name)
+
+    def barrier(self, *, name: str) -> None:
+        with HERE.waits(f"barrier {name}"):
+            self._inner.barrier(name=name)
+
+    def abort(self, code: int) -> None:
+        self._inner.abort(code)
+
+    def close(self) -> None:
+        with HERE.waits("the end of the job"):
+            self._inner.close()

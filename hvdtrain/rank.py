@@ -1,0 +1,117 @@
+"""One rank of a job: what is known of it so far, and its last words before the job is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from hvdtrain.comm import Communicator
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.failures import JOB_VARIABLE
+from hvdtrain.launch.frames import WORDS_WANTED, words_line
+from hvdtrain.progress import HERE
+from hvdtrain.rundir import RunDir, write_json
+from hvdtrain.world import World
+
+
+@dataclass
+class Rank:
+    """What is known of this rank so far: what its last words are made of."""
+
+    world: World = field(default_factory=World)
+    comm: Communicator | None = None
+    #: where the job's files are to go; they are this job's once the primary holds it
+    run_dir: RunDir | None = None
+    is_claimed: bool = False
+    #: holds the run directory
+    lock: IO[str] | None = None
+
+
+def guard(body: Callable[[Rank], None]) -> int:
+    """Run a rank's ``body``; if it fails, write its last words and end every rank of the job. The exit code."""
+    rank = Rank()
+    HERE.begin()
+    try:
+        body(rank)
+    except BaseException as error:
+        return fail(rank, error)
+    if rank.comm is not None:
+        rank.comm.close()
+    return 0
+
+
+def fail(rank: Rank, error: BaseException) -> int:
+    """Say why this rank ends, and end the ranks that do not know of it; the exit code."""
+    if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
+        _tell_relay({"time": time.time(), "phase": HERE.where, "exit_code": error.exit_code, "follows": True})
+        return error.exit_code  # the primary speaks for all
+    code = 1
+    try:
+        code = _last_words(rank, error)
+    finally:  # even if nobody can be told: the others wait for this rank
+        if rank.comm is not None and not getattr(error, "on_all_ranks", False):
+            rank.comm.abort(code)
+    return code
+
+
+def _last_words(rank: Rank, error: BaseException) -> int:
+    """Say and write down why this rank ends; the exit code."""
+    text, hint, code = _reason(rank, error)
+    trace = "" if isinstance(error, HvdtrainError | KeyboardInterrupt) else "".join(traceback.format_exception(error))
+    host = socket.gethostname()
+    words = {
+        "time": time.time(),
+        "job": os.environ.get(JOB_VARIABLE, ""),
+        "rank": rank.world.rank,
+        "host": host,
+        "phase": HERE.where,
+        "error": text,
+        "hint": hint,
+        "traceback": trace,
+        "exit_code": code,
+    }
+    _tell_relay(words)
+    _write_down(rank, words)
+    who = f"rank {rank.world.rank} on {host}, {HERE.where}: " if rank.world.size > 1 else ""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens
+        sys.stdout.flush()  # what the recipe printed: an abort runs no exit handler
+        sys.stderr.write(f"{trace}Error: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
+        sys.stderr.flush()
+    return code
+
+
+def _tell_relay(words: Mapping[str, Any]) -> None:
+    """For the launcher; where there is no relay, it reads the files that ``_write_down`` writes."""
+    if os.environ.get(WORDS_WANTED):
+        with contextlib.suppress(OSError, ValueError), open(2, "wb", closefd=False) as stderr:
+            stderr.write(words_line(words).encode())
+
+
+def _write_down(rank: Rank, words: Mapping[str, Any]) -> None:
+    """In the run directory, unless another job holds it."""
+    if rank.run_dir is not None:
+        with contextlib.suppress(OSError, UsageError):
+            if not rank.is_claimed:  # no rank of this job holds it yet
+                rank.run_dir.check_free()
+            write_json(rank.run_dir.error_json(rank.world.rank), words)
+
+
+def _reason(rank: Rank, error: BaseException) -> tuple[str, str, int]:
+    """What happened, what to type, and the exit code."""
+    if isinstance(error, HvdtrainError):
+        return error.message, error.hint, error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        again = f"go on from the last checkpoint with --run-dir {rank.run_dir.path}" if rank.run_dir else ""
+        return f"interrupted: {HERE.where}", again, 130
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) and error.code else 1
+        return f"sys.exit({error.code!r}) was called before the end of the training", "", code
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}", "", 1
