@@ -44,11 +44,16 @@ LAUNCHERS: dict[str, tuple[str, ...]] = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", ""),
 }
 
-#: The families that these names are of: what launchers tell a rank about itself, and where it finds its peers. Without Slurm's
-#: (srun and mpirun find their job by them) and torchrun's (RANK may be anybody's).
+#: The families that these names are of: what launchers tell a rank about itself, where it finds its peers and over what, and
+#: how Open MPI's is to write. Without Slurm's (srun and mpirun find their job by them) and torchrun's (RANK may be anybody's).
 _IDENTITY = re.compile(
-    r"HOROVOD_(RANK|SIZE|HOSTNAME|LOCAL_\w+|CROSS_\w+|GLOO_RENDEZVOUS_\w+)|OMPI_COMM_WORLD_\w+|PMI_\w+|PMIX_(?!MCA_)\w+"
-    r"|MPI_LOCAL\w+|JSM_NAMESPACE_\w+",
+    r"HOROVOD_(RANK|SIZE|HOSTNAME|LOCAL_\w+|CROSS_\w+|GLOO_RENDEZVOUS_\w+|CONTROLLER|CPU_OPERATIONS|ELASTIC)"
+    r"|OMPI_((COMM_)?WORLD_\w+|UNIVERSE_SIZE|APP_CTX_NUM_PROCS|NUM_APP_CTX|FIRST_RANKS|FILE_LOCATION|ARGV|COMMAND|TOOL_NAME)"
+    r"|OMPI_MCA_(ess|ess_base_\w+|initial_wdir|num_procs)"
+    r"|OMPI_MCA_orte_(ess_\w+|app_num|bound_at_launch|launch|num_nodes|\w+_uri|\w+_session_dir|precondition_transports)"
+    r"|OMPI_MCA_orte_(xml|tag|timestamp)_\w+"
+    r"|PRTE_LAUNCHED|PMI_\w+|PMIX_(?!MCA_)\w+|MPI_LOCAL\w+|JSM_NAMESPACE_\w+"
+    r"|HYDI_\w+|HYDRA_BSTRAP_\w+|HYDRA_LAUNCH_TYPE|I_MPI_(HYDRA_UUID|INFO_\w+|PIN_INFO|PIN_MAPPING)",
     re.ASCII,
 )
 

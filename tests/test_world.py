@@ -186,6 +186,9 @@ def test_every_name_that_is_read_is_known_as_another_processs_identity() -> None
     names = [name for source, row in LAUNCHERS.items() if source not in ("slurm", "torchrun") for name in row if name]
     assert [name for name in names if not is_identity(name)] == []
     more = ("HOROVOD_HOSTNAME", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "PMI_FD", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_NODE_RANK")
+    more += ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_orte_hnp_uri")
+    more += ("OMPI_MCA_orte_xml_output", "HYDRA_BSTRAP_PROXY_ID", "I_MPI_HYDRA_UUID")
     assert [name for name in more if not is_identity(name)] == []
     others = ("SLURM_PROCID", "RANK", "PMIX_MCA_gds", "OMPI_MCA_btl", "HOROVOD_CYCLE_TIME", "HOROVOD_RANK_ORDER", "I_MPI_PIN")
+    others += ("HOROVOD_GLOO_TIMEOUT_SECONDS", "OMPI_MCA_orte_tmpdir_base", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BRANCH_COUNT")
     assert [name for name in others if is_identity(name)] == []

@@ -23,6 +23,7 @@ from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
     GRACE_S,
     Command,
+    Controller,
     Elastic,
     Host,
     Job,
@@ -310,13 +311,15 @@ def _job(
         given.update(environment.read_file(path))
     unchecked = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null") if options["no_host_key_check"] else ()
     selection = environment.select(base, options["env"], given)
+    controller: Controller = "mpi" if options["mpi"] and elastic is None else "gloo"
+    _warn(environment.check_controller(base, selection.values, controller))
     job_name = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.errors is not None else {}
     job = Job(
         argv=work.argv,
         hosts=hosts,
         np=np,
         env={**_defaults(base), **selection.values, **job_name},
-        controller="mpi" if options["mpi"] and elastic is None else "gloo",
+        controller=controller,
         cwd=str(Path.cwd()),
         nics=options["nic"],
         ssh=Ssh(options["ssh_port"], options["ssh_identity_file"], (*unchecked, *options["ssh_arg"])),

@@ -128,6 +128,28 @@ def select(environ: Mapping[str, str], wanted: Sequence[str] = (), given: Mappin
     return Selection(values, {name: why for name, why in left_out.items() if name not in values})
 
 
+def check_controller(environ: Mapping[str, str], named: Mapping[str, str], controller: str) -> list[str]:
+    """What is to be told about variables that decide what Horovod coordinates over: that is said by ``--mpi`` or ``--gloo``.
+
+    ``environ`` is the shell's, ``named`` what goes to the ranks. A rank's own shell has them from its launcher.
+
+    Raises:
+        UsageError: the user has named one for the ranks that says something else.
+    """
+    other = {"mpi": "--gloo", "gloo": "--mpi"}[controller]
+    if named.get("HOROVOD_CONTROLLER", controller).lower() != controller:
+        raise UsageError(
+            f"HOROVOD_CONTROLLER={named['HOROVOD_CONTROLLER']} for the ranks contradicts --{controller}",
+            f"use {other}, or leave the variable out",
+        )
+    hints = {"HOROVOD_CONTROLLER": f"add {other}", "HOROVOD_CPU_OPERATIONS": "--env HOROVOD_CPU_OPERATIONS passes it"}
+    return [
+        f"{name}={environ[name]} of this shell is not passed on, --{controller} decides ({hint})"
+        for name, hint in hints.items()
+        if environ.get(name, controller).lower() != controller and name not in named and "HOROVOD_RANK" not in environ
+    ]
+
+
 def read_file(path: str | Path) -> dict[str, str]:
     """``NAME=VALUE`` lines; quoting as in a shell (values may span lines), comments with ``#``, an optional ``export``."""
     try:

@@ -1,8 +1,9 @@
 r"""How ranks' output travels to the launcher: whole lines, each with its rank, host and stream.
 
 Launchers forward output in chunks and mix those of several ranks inside a line. So every rank's relay writes frames, each of one
-line: ``\x1e RANK SP KIND FLAG SP HOST \x1f TEXT \n``. Where a launcher tags its chunks (``[1,3]<stdout>:``) a frame that was cut
-in two is put together again by the tags. Text without frames is the launcher's own and passes through.
+line: ``\x1e RANK SP KIND FLAG SP HOST \x1f TEXT \n``, with blanks after the host where the frame would be too short. Where a
+launcher tags its chunks (``[1,3]<stdout>:``) a frame that was cut in two is put together again by the tags. Text without frames is
+the launcher's own and passes through.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any, Literal
 START, TEXT, GUARD = "\x1e", "\x1f", "\x1d"
 #: Frames are short, so that the write of one is atomic (PIPE_BUF is 4096) and no launcher cuts it by its own limit.
 MAX_TEXT = 900
+#: And not too short. Open MPI 4 reads 4096 bytes, puts a tag of at most 50 before them and after each newline inside, and drops
+#: what is then beyond 8192. Of frames this long 79 end within what it reads: 80 tags of 50 bytes and the text are 8096.
+MIN_FRAME = 52
 
 #: Open MPI 4 and 5, horovodrun --gloo.
 _TAG = re.compile(rb"\[(?:[0-9]+,)?([0-9]+)\]<std(?:out|err|diag)>:")
@@ -28,6 +32,8 @@ Kind = Literal["o", "e", "x", "s"]
 #: A rank whose environment has this may say its last words to its relay: a line that ``words_line`` makes, on stderr.
 WORDS_WANTED = "HVDTRAIN_RELAY"
 _WORDS = f"{START}w "
+#: In words that are not the last ones: the rank lives, and the launcher is to hear them at once.
+RUNNING = "running"
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,9 @@ def encode(rank: int, host: str, kind: Kind, text: str, *, progress: bool = Fals
     pieces = [clean[at : at + MAX_TEXT] for at in range(0, len(clean), MAX_TEXT)] or [""]
     for number, piece in enumerate(pieces, 1):
         flag = "+" if number < len(pieces) else "r" if progress else "."
-        yield f"{START}{rank} {kind}{flag} {host}{TEXT}{piece}\n".encode("utf-8", "backslashreplace")
+        head = f"{START}{rank} {kind}{flag} {host}".encode("utf-8", "backslashreplace")
+        tail = f"{TEXT}{piece}\n".encode("utf-8", "backslashreplace")
+        yield head.ljust(MIN_FRAME - len(tail)) + tail
 
 
 def encode_ended(rank: int, host: str, info: Mapping[str, Any]) -> Iterator[bytes]:
@@ -155,7 +163,7 @@ class Decoder:
                 yield from self._frame(match)
 
     def _frame(self, match: re.Match[bytes]) -> Iterator[Event]:
-        rank, kind, flag, host = int(match[1]), match[2], match[3], match[4].decode("utf-8", "replace")
+        rank, kind, flag, host = int(match[1]), match[2], match[3], match[4].decode("utf-8", "replace").rstrip(" ")
         pieces = self._texts.setdefault((rank, kind), [])
         pieces.append(match[5].decode("utf-8", "replace"))
         if flag == b"+":

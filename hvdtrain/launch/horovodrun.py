@@ -1,8 +1,8 @@
 """The command line of Horovod's own launcher, for Horovod 0.28.
 
-It puts its arguments and its folder into a string for ``/bin/sh -c`` (only the ranks' command is quoted there), exports every variable that it
-finds in its environment, and with Gloo writes their values on the ssh command line. Hence the checks below, and hence it gets
-an environment that holds nothing but what the ranks are to have, and a program of ours named ssh.
+It puts its arguments and its folder into a string for ``/bin/sh -c`` (only the ranks' command is quoted there), exports every
+variable that it finds in its environment, and with Gloo writes their values on the ssh command line. Hence the checks below, and
+hence it gets an environment that holds nothing but what the ranks are to have, and a program of ours named ssh.
 """
 
 from __future__ import annotations

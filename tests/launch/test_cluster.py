@@ -76,7 +76,9 @@ def test_a_folder_whose_name_is_a_command_is_entered_and_not_run(cluster: Cluste
     """Horovod writes the folder's name into the command of a remote shell."""
     folder = tmp_path / "my $(touch PWN) dir;touch PWN;'x"
     folder.mkdir()
-    done = cluster.run("node1", *RUN, "-H", "node1:1,node2:1", "--gloo", "--nic", "eth0", "--", "sh", "-c", "pwd; echo $PWD", cwd=folder)
+    done = cluster.run(
+        "node1", *RUN, "-H", "node1:1,node2:1", "--gloo", "--nic", "eth0", "--", "sh", "-c", "pwd; echo $PWD", cwd=folder
+    )
     assert sorted(done.stdout.splitlines()) == [f"[{n} node{n + 1}] {folder}" for n in (0, 0, 1, 1)], done.stdout + done.stderr
     assert not [path for path in (Path.home(), Path("/"), tmp_path, folder) if (path / "PWN").exists()]
 

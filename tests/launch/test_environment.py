@@ -163,3 +163,16 @@ def test_a_shell_inside_a_job_does_not_give_its_rank_to_the_ranks_started_from_i
     command = Command(("mpirun", "x"), {"B": "2"})
     assert command.environment(base) == {"OMPI_MCA_btl": "tcp", "PMIX_MCA_gds": "hash", "B": "2"}
     assert command.shell(base) == "env -u HOROVOD_RANK -u OMPI_COMM_WORLD_RANK -u PMIX_NAMESPACE -u PMI_RANK B=2 mpirun x"
+
+
+def test_what_horovod_coordinates_over_is_said_by_the_option_alone() -> None:
+    shell = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "ccl", "HOROVOD_CYCLE_TIME": "2"}
+    assert dict(select(shell).values) == {"HOROVOD_CYCLE_TIME": "2"}
+    assert environment.check_controller(shell, {}, "mpi") == [
+        "HOROVOD_CONTROLLER=gloo of this shell is not passed on, --mpi decides (add --gloo)",
+        "HOROVOD_CPU_OPERATIONS=ccl of this shell is not passed on, --mpi decides (--env HOROVOD_CPU_OPERATIONS passes it)",
+    ]
+    assert environment.check_controller(shell, {"HOROVOD_CPU_OPERATIONS": "ccl"}, "gloo") == []
+    assert environment.check_controller({**shell, "HOROVOD_RANK": "0"}, {}, "mpi") == []
+    with pytest.raises(UsageError, match="HOROVOD_CONTROLLER=gloo for the ranks contradicts --mpi"):
+        environment.check_controller(shell, {"HOROVOD_CONTROLLER": "gloo"}, "mpi")

@@ -82,6 +82,14 @@ def test_a_carriage_return_marks_progress_and_bad_bytes_are_made_text() -> None:
     assert decode(framed(1, b"\xff\xfe".decode("utf-8", "backslashreplace"))) == [Line(1, "node1", "out", "\\xff\\xfe")]
 
 
+def test_short_lines_with_open_mpi_s_tags_fit_into_its_buffer() -> None:
+    """Whatever 4096 bytes it reads: a tag of the longest kind before them and after each newline, 8192 bytes in all."""
+    stream = b"".join(frame for number in range(300) for frame in encode(0, "n", "o", str(number % 10)))
+    for offset in range(frames.MIN_FRAME):
+        read = stream[offset : offset + 4096]
+        assert len(read) + 50 * (1 + read.count(b"\n")) <= 8192
+
+
 def test_a_frame_fits_into_one_atomic_write() -> None:
     longest = max(len(frame) for frame in encode(10**6, "h" * 253, "o", "\U0001f600" * 5000))
     assert longest <= 4096

@@ -72,6 +72,8 @@ def gone(marker: str, within_s: float = 15) -> list[str]:
 
 
 HARD = ["--np", "3", "-h", "", "a b", "$HOME", '"quote"', "it's", "new\nline", "ünïcode", "*", "--", "\\", "`id`", "-x"]
+#: what launchers act on, also behind the program's name
+HARD += [":", "--map-by", "x", "--mca", "plm", "x", "--tune", "/nope", "--configfile", "/nope", "@/nope", "=", "==", "A=1"]
 VALUES = {"SPACES": " two  words ", "QUOTES": 'it\'s "q" $HOME `id`;|&', "LINES": "one\ntwo", "UNI": "ünï"}
 
 
@@ -227,6 +229,15 @@ def test_every_line_of_every_rank_is_whole_and_in_its_file(tmp_path: Path) -> No
             assert mine == [f"{rank} {n:04} ".ljust(199, "x") for n in range(1000) if n % 2 == number]
             stream = "stdout" if number == 0 else "stderr"
             assert (tmp_path / "logs" / f"rank-{rank}" / stream).read_text().splitlines() == mine
+
+
+def test_short_lines_of_a_rank_that_writes_fast_all_arrive(tmp_path: Path) -> None:
+    """Open MPI 4 puts a tag before each, and has no room for many of them."""
+    words = ["run", "-np", "1", "--launcher", "mpirun", "--no-prefix", "--", "seq", "1", "5000"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "".join(f"{number}\n" for number in range(1, 5001))
 
 
 def test_quiet_ranks_shows_rank_0_alone_and_files_hold_all(tmp_path: Path) -> None:
