@@ -105,6 +105,7 @@ class _Ranks:
     def _end(self) -> None:
         """Politely; by force when time is up."""
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # a stopped process cannot end politely
         self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
 
     def _signal(self, number: int) -> None:

@@ -99,25 +99,26 @@ def ending_after_us(group: int, patience_s: float = PATIENCE_S) -> Iterator[None
     os.close(reads)
     try:
         yield
-    finally:
-        os.write(writes, b".")
-        os.close(writes)
+    finally:  # not by a word: one that was killed or stopped does not hear it
+        os.kill(watcher, signal.SIGKILL)
         os.waitpid(watcher, 0)
+        os.close(writes)
 
 
 def _watch(reads: int, group: int, patience_s: float) -> NoReturn:
-    """In the child: hold nothing open, hear no signal, and act when the pipe ends without a word."""
+    """In the child: hold nothing open, hear no signal, and act when the pipe ends."""
     os.setsid()
     for number in Forwarding.SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.closerange(0, reads)
     os.closerange(reads + 1, 1 << 16)
-    if os.read(reads, 1) != b"":
-        os._exit(0)
+    os.read(reads, 1)
 
     def tell(number: int) -> None:
         if not linux.signal_group(group, number) or number == signal.SIGKILL:
             os._exit(0)
+        if number == signal.SIGTERM:
+            linux.signal_group(group, signal.SIGCONT)
 
     end_within(patience_s, tell)
     while True:
@@ -172,6 +173,7 @@ class Forwarding(AbstractContextManager["Forwarding"]):
             linux.signal_group(self._pid, number)
         elif self._pid:
             os.kill(self._pid, number)
+            os.kill(self._pid, signal.SIGCONT)  # a stopped process cannot end politely
 
     def __enter__(self) -> Forwarding:
         self._stack.callback(signal.signal, signal.SIGALRM, signal.getsignal(signal.SIGALRM))

@@ -85,6 +85,8 @@ class Relay:
 
     def __init__(self, wire: Wire, grace_s: float) -> None:
         self._wire, self._grace_s = wire, grace_s
+        self._keeper = os.getpid()  # made by the keeper, before it starts the process in which ``run`` is called
+        self._was_left = False  # whether the keeper was killed, and that is why the rank ends
         self._child: subprocess.Popen[bytes] | None = None
         self._told, self._told_at = 0, 0.0  # the signal by which we were asked to end the rank, and when
         self._tail: list[str] = []
@@ -123,8 +125,13 @@ class Relay:
         said_at = self._words.get("time")
         # A rank that had said why it fails was not ended by us, even if it was still there when we were told to end it.
         before = isinstance(said_at, int | float) and said_at < self._told_at
-        words = (self._words or failures.words_for(code, self._tail)) if code else {}
-        self._wire.ended(code, {**words, "said": self._said}, told=0 if before else self._told)
+        words: dict[str, Any]
+        if self._was_left and not before:
+            code = 128 + signal.SIGKILL
+            words = {"error": f"its relay was {failures.describe_signal(signal.SIGKILL)}", "follows": True}
+        else:
+            words = (self._words or failures.words_for(code, self._tail)) if code else {}
+        self._wire.ended(code, {**words, "said": self._said}, told=0 if before or self._was_left else self._told)
         return code
 
     def _failed_to_start(self, argv: Sequence[str], error: OSError) -> int:
@@ -208,7 +215,10 @@ class Relay:
             linux.kill_descendants(keep=self._child.pid)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self._child is not None:
+        if number == signal.SIGCONT and os.getppid() != self._keeper:
+            self._was_left = self._was_left or not self._told
+            self._end(signal.SIGTERM, frame)
+        elif self._child is not None:
             linux.signal_group(self._child.pid, number)
 
 

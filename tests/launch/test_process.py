@@ -233,3 +233,35 @@ def test_ctrl_c_in_a_script_does_not_end_a_job_in_its_background(tmp_path: Path)
     assert all(map(alive, pids))
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=5) == 143
+
+
+def watcher_of(pid: int) -> int:
+    """Our process's child that is a copy of it."""
+    return next(
+        int(child)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if Path(f"/proc/{child}/cmdline").read_bytes() == Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_watcher_that_was_killed_or_stopped_does_not_hold_up_the_end(number: signal.Signals, tmp_path: Path) -> None:
+    running, pids = start(tmp_path, "exit 1")
+    watcher = watcher_of(running.pid)
+    os.kill(watcher, number)
+    running.terminate()
+    assert running.wait(timeout=5) == 143
+    assert gone([*pids, watcher], 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_stopped_ends_politely(number: signal.Signals, tmp_path: Path) -> None:
+    running, pids = start(tmp_path, "touch $0.end; kill $(cat $0.a $0.b); exit 1")
+    os.kill(int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGSTOP)
+    running.send_signal(number)
+    running.wait(timeout=5)
+    assert gone(pids, 3)
+    deadline = time.monotonic() + 3
+    while not (tmp_path / "pid.end").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -225,6 +225,70 @@ def test_a_relay_that_was_killed_is_told_as_the_ranks_end(tmp_path: Path) -> Non
     assert ended(events)["told"] == 0
 
 
+def start_with_child(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int, list[int]]:
+    """A rank with a child that has left its session: the keeper, the relay's number, and those of the two."""
+    running = popen("/bin/sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/child; echo $$ > {tmp_path}/rank; wait")
+    pids = [int(wait_for(tmp_path / name)) for name in ("rank", "child")]
+    return running, relay_below(running.pid), pids
+
+
+def test_a_keeper_that_was_killed_is_told_as_the_ranks_end(tmp_path: Path) -> None:
+    running, _, _ = start_with_child(tmp_path)
+    running.kill()
+    _, events = finish(running)
+    info = ended(events)
+    assert (info["code"], info["told"], info["follows"]) == (137, 0, True)
+    assert info["error"].startswith("its relay was killed by signal 9")
+
+
+def test_signals_that_come_with_the_relays_death_save_nobody(tmp_path: Path) -> None:
+    """As when a whole host's launcher is killed: the kernel tells the keeper while it loses its relay."""
+    running, relay_pid, pids = start_with_child(tmp_path)
+    running.send_signal(signal.SIGSTOP)
+    os.kill(relay_pid, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+        running.send_signal(number)
+    code, events = finish(running)
+    assert (code, ended(events)["told"]) == (137, signal.SIGINT)
+    assert all(gone(pid, 1) for pid in pids)
+
+
+@pytest.mark.parametrize("stopped", ["relay", "relay and keeper"])
+def test_what_is_stopped_ends_all_the_same(stopped: str, tmp_path: Path) -> None:
+    running, relay_pid, pids = start_with_child(tmp_path)
+    os.kill(relay_pid, signal.SIGSTOP)
+    if stopped == "relay":
+        running.terminate()
+    else:
+        running.send_signal(signal.SIGSTOP)
+        running.terminate()
+        running.kill()
+    finish(running)
+    assert all(gone(pid, 3) for pid in [*pids, relay_pid])
+
+
+STUBBORN = """
+import signal, sys, time
+from hvdtrain.launch import keeper
+keeper._WORKERS_OWN_S = 0.2
+def work(ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready()
+    print("ready", flush=True)
+    time.sleep(1000)
+sys.exit(keeper.keep(work, lambda number, told: print(number, told, flush=True), grace_s=0.2))
+"""
+
+
+def test_a_relay_that_does_not_end_is_killed_by_its_keeper() -> None:
+    running = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.terminate()
+    assert running.communicate(timeout=5)[0] == "9 15\n"
+    assert running.returncode == 137
+
+
 def test_signals_without_a_meaning_of_ours_reach_the_rank(tmp_path: Path) -> None:
     running = popen("/bin/sh", "-c", f"trap 'exit 5' USR1; echo $$ > {tmp_path}/rank; while :; do sleep 0.05; done")
     wait_for(tmp_path / "rank")
