@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
+from hvdtrain import stops
 from hvdtrain.errors import UsageError
 from hvdtrain.recipe import convert
 
@@ -43,6 +45,12 @@ class Options:
         None, "Save a checkpoint every so many steps (default: at each end of an epoch).", minimum=1
     )
     keep: int = _option(3, "Checkpoints to keep.", minimum=1)
+    max_time: str | None = _option(None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.")
+    stall_timeout: float = _option(
+        60.0,
+        "Explain, and end the job, when no step was done for this many seconds (10 times as many before the first; 0: never).",
+    )
+    stall_action: Literal["end", "warn"] = _option("end", "end the job when it does not move, or only warn.")
     resume: str = _option("auto", "auto: from the run directory's last good checkpoint; PATH of a checkpoint or run; never.")
     run_dir: str | None = _option(None, "Where the run's files go (default: runs/RECIPE-TIME).")
 
@@ -146,6 +154,10 @@ def _overlay(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Options, 
                 value = convert(layer[option.name], hints[option.name])
                 if minimum is not None and value is not None and value < minimum:
                     raise ValueError(f"must be at least {minimum}, got {value}")
+                if option.name == "max_time" and value is not None:
+                    stops.seconds(value)
+                if isinstance(value, float) and not 0 <= value < math.inf:
+                    raise ValueError(f"must be 0 or more, got {value}")
             except ValueError as error:
                 problems.append(f"{origin}: {option.name}: {error}")
             else:

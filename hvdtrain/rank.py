@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.failures import JOB_VARIABLE
-from hvdtrain.launch.frames import WORDS_WANTED, words_line
+from hvdtrain.launch.frames import RUNNING, WORDS_WANTED, words_line
 from hvdtrain.progress import HERE
 from hvdtrain.rundir import RunDir, write_json
+from hvdtrain.stops import Stops
+from hvdtrain.watchdog import Stall, Watchdog
 from hvdtrain.world import World
+
+#: The exit code of a rank that did not get on, as that of timeout(1).
+EXIT_STALLED = 124
+#: How long such a rank lives on, for the launcher to hear of the others.
+_OTHERS_S = 3.0
+#: How long a rank that was asked to stop may stand still.
+_HURRY_S = 5.0
 
 
 @dataclass
@@ -61,30 +71,75 @@ def fail(rank: Rank, error: BaseException) -> int:
     return code
 
 
+@contextlib.contextmanager
+def watched(rank: Rank, stops: Stops, limit_s: float, *, ends: bool) -> Iterator[None]:
+    """While this is open, a rank that does not get on explains itself, and ends the job if it ``ends``.
+
+    A rank that was asked to stop and does not get on waits for one that will not come: it ends without a word.
+    """
+
+    def stalled(stall: Stall, final: bool) -> None:
+        if final and stops.reason:
+            os._exit(128 + signal.SIGTERM)
+        text = f"no progress for {stall.seconds:.0f} s (--stall-timeout): {stall.text}"
+        hint = "if this may take so long, raise --stall-timeout"
+        words = _words(rank, text, hint, stall.stacks, EXIT_STALLED) | {"stall": stall.to_record()}
+        if not (final and ends):
+            _tell_relay({**words, RUNNING: True, "warn": final})
+        if final and not ends:
+            _print(rank, "Warning", text, hint, stall.stacks if not os.environ.get(WORDS_WANTED) else "")
+        elif final:
+            _tell_relay(words)
+            _write_down(rank, words)
+            _print(rank, "Error", text, hint, stall.stacks if not os.environ.get(WORDS_WANTED) else "")
+            time.sleep(_OTHERS_S)
+            os._exit(EXIT_STALLED)
+
+    if not limit_s:
+        with stops.listening():
+            yield
+        return
+    watchdog = Watchdog(HERE, limit_s, stalled, ends=ends)
+    watchdog.start()
+    try:
+        with stops.listening(lambda: watchdog.hurry(_HURRY_S)):
+            yield
+    finally:
+        watchdog.close()
+
+
 def _last_words(rank: Rank, error: BaseException) -> int:
     """Say and write down why this rank ends; the exit code."""
     text, hint, code = _reason(rank, error)
     trace = "" if isinstance(error, HvdtrainError | KeyboardInterrupt) else "".join(traceback.format_exception(error))
-    host = socket.gethostname()
-    words = {
+    words = _words(rank, text, hint, trace, code)
+    _tell_relay(words)
+    _write_down(rank, words)
+    _print(rank, "Error", text, hint, trace)
+    return code
+
+
+def _words(rank: Rank, error: str, hint: str, trace: str, code: int) -> dict[str, Any]:
+    return {
         "time": time.time(),
         "job": os.environ.get(JOB_VARIABLE, ""),
         "rank": rank.world.rank,
-        "host": host,
+        "host": socket.gethostname(),
         "phase": HERE.where,
-        "error": text,
+        "error": error,
         "hint": hint,
         "traceback": trace,
         "exit_code": code,
     }
-    _tell_relay(words)
-    _write_down(rank, words)
-    who = f"rank {rank.world.rank} on {host}, {HERE.where}: " if rank.world.size > 1 else ""
+
+
+def _print(rank: Rank, level: str, text: str, hint: str, trace: str) -> None:
+    where = f"rank {rank.world.rank} on {socket.gethostname()}, {HERE.where}: "
+    who = where if rank.world.size > 1 else ""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody listens
         sys.stdout.flush()  # what the recipe printed: an abort runs no exit handler
-        sys.stderr.write(f"{trace}Error: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
+        sys.stderr.write(f"{trace}{level}: {who}{text}\n" + (f"Hint: {hint}\n" if hint and rank.world.is_primary else ""))
         sys.stderr.flush()
-    return code
 
 
 def _tell_relay(words: Mapping[str, Any]) -> None:

@@ -6,14 +6,14 @@ import hashlib
 import math
 import socket
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain import checkpoint, consistency, lr, metrics
 from hvdtrain.callbacks import Callback
+from hvdtrain.clock import Clock
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
 from hvdtrain.data.loader import Batch, Loader
@@ -27,8 +27,9 @@ from hvdtrain.progress import HERE
 from hvdtrain.recipe import Recipe
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
-
-_VOTES = "votes to stop"  # travels with the means of a window
+from hvdtrain.stops import StoppedError, Stops
+from hvdtrain.votes import NAMES as VOTES
+from hvdtrain.votes import Votes
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Trainer:
         comm: connects the ranks.
         options: how often to log, evaluate and save; where to resume.
         run_dir: where checkpoints go; None saves none.
+        stops: whether this rank was asked to end before the end.
 
     Raises:
         UsageError: the data is none that can be trained on, or there is none.
@@ -68,6 +70,7 @@ class Trainer:
         *,
         options: Options | None = None,
         run_dir: RunDir | None = None,
+        stops: Stops | None = None,
     ) -> None:
         self.options = options or Options()
         self.recipe = _with_options(recipe, self.options, comm.world.size)
@@ -89,10 +92,9 @@ class Trainer:
         self.hosts: tuple[str, ...] = ()
         self.valid: Source | None = None if recipe.valid is None else as_source(recipe.valid)
         self._values: Mapping[str, float] = {}
-        self._stopped = ""
-        self._pending: list[str] = []  # this rank's reasons to stop, until the next vote
+        self._votes = Votes(comm, stops or Stops())
         self._window: Means = {}  # of the steps since the last log line
-        self._clock = _Clock()
+        self._clock = Clock()
 
     @property
     def total_steps(self) -> int:
@@ -147,6 +149,10 @@ class Trainer:
             evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
             if self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0:
                 self._log()
+            elif self._votes.due(self.state.step):
+                self._vote()
+            if self._votes.asked and not self._ended:
+                self._stop()
             if self._ended or evaluating:
                 self.evaluate()
             if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
@@ -171,7 +177,7 @@ class Trainer:
             samples=self.state.samples,
             samples_per_s=self._clock.samples_per_s,
             valid=self._values,
-            stopped=self._stopped,
+            stopped=self._votes.over,
             run_dir=str(self.run_dir.path) if self.run_dir else "",
         )
 
@@ -189,8 +195,8 @@ class Trainer:
         self._values = metrics.values(self._reduce(total, "metrics/valid"), "valid/")
         self._values |= {f"valid/{name}": value for name, value in self.adapter.eval_end().items()}
         self._tell(self._values)
-        self._pending += _reasons(callback.on_evaluate(self.state, self._values) for callback in self.callbacks)
-        self._vote(self._reduce({_VOTES: Mean(float(len(self._pending)), 1)}, "stop/votes")[_VOTES])
+        self._votes.add(callback.on_evaluate(self.state, self._values) for callback in self.callbacks)
+        self._vote()
         return self._values
 
     @property
@@ -203,7 +209,7 @@ class Trainer:
 
     @property
     def _ended(self) -> bool:
-        return bool(self._stopped) or self.state.step >= self._max_steps or self.state.epoch >= self.recipe.epochs
+        return bool(self._votes.over) or self.state.step >= self._max_steps or self.state.epoch >= self.recipe.epochs
 
     def _due(self, every: int | None) -> bool:
         return self._epoch_done if every is None else self.state.step % every == 0
@@ -226,15 +232,15 @@ class Trainer:
         if self.state.position >= self.sampler.num_samples:
             self.state = self.state.next_epoch()
         HERE.step = self.state.step
-        self._pending += _reasons(callback.on_step_end(self.state) for callback in self.callbacks)
+        self._votes.add(callback.on_step_end(self.state) for callback in self.callbacks)
 
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
         HERE.enter("metrics reduction")
         window, self._window = self._window, {}
-        means = self._reduce({**window, _VOTES: Mean(float(len(self._pending)), 1)}, "metrics/train")
+        means = self._reduce({**window, **self._votes.bring(self.state.step)}, "metrics/train")
         self._clock.lap()  # reading the figures waits for the device, which may be many steps behind
-        votes = means.pop(_VOTES)
+        votes = {name: means.pop(name) for name in VOTES}
         values = metrics.values(means, "train/")
         if self.lr is not None:
             values["train/lr"] = float(self.lr(self.state.step - 1))
@@ -246,14 +252,18 @@ class Trainer:
                 f"the training loss is {values['train/loss']} in the steps up to {self.state.step}",
                 "lower the learning rate or check the data; --resume auto goes on from the last checkpoint, which is older",
             ).everywhere()
-        self._vote(votes)
+        self._votes.take(votes, self.state.step)
 
-    def _vote(self, votes: Mean) -> None:
-        """Collective if any rank voted. All ranks stop for the reasons of those that did."""
-        if votes.total:
-            reasons = self.comm.allgather("; ".join(self._pending), name="stop/reasons")
-            self._stopped = "; ".join(dict.fromkeys(reason for reason in reasons if reason))
-        self._pending = []
+    def _vote(self) -> None:
+        """Collective."""
+        self._votes.take(self._reduce(self._votes.bring(self.state.step), "stop/votes"), self.state.step)
+
+    def _stop(self) -> None:
+        """Collective. Save, and end before the end."""
+        self._save()
+        saved = f"; the checkpoint of step {self.state.step} is saved" if self.run_dir else ""
+        again = f"go on from there: the same command with --run-dir {self.run_dir.path}" if self.run_dir else ""
+        raise StoppedError(f"stopped in order ({self._votes.asked}) at step {self.state.step}{saved}", again).everywhere()
 
     def _reduce(self, means: Means, name: str) -> Means:
         return metrics.reduce(means, lambda numbers: self.comm.allreduce(numbers, name=name).tolist())
@@ -338,55 +348,6 @@ def _schedule(recipe: Recipe, rule: str, factor: float) -> lr.Schedule | None:
         return None
     schedule = lr.constant(recipe.lr) if isinstance(recipe.lr, (int, float)) else recipe.lr
     return schedule if factor == 1.0 else lr.scaled(schedule, factor)
-
-
-class _Clock:
-    """Samples and the time of loading and updating them; evaluations and checkpoints lie between the laps."""
-
-    def __init__(self) -> None:
-        self._run, self._window = _Stretch(), _Stretch()
-        self._is_first = True
-        self.mark()
-
-    def mark(self) -> None:
-        """The next lap begins."""
-        self._marked = time.perf_counter()
-
-    def lap(self, samples: int = 0) -> None:
-        """A lap ends, in which ``samples`` samples were done, and the next one begins."""
-        now = time.perf_counter()
-        self._window.add(samples, now - self._marked)
-        if not self._is_first:
-            self._run.add(samples, now - self._marked)
-        self._is_first, self._marked = False, now
-
-    def end_window(self) -> float:
-        """Samples a second since the last window; the next one begins."""
-        window, self._window = self._window, _Stretch()
-        return window.samples_per_s
-
-    @property
-    def samples_per_s(self) -> float:
-        """Over the whole run without its first lap."""
-        return self._run.samples_per_s
-
-
-@dataclass
-class _Stretch:
-    samples: int = 0
-    seconds: float = 0.0
-
-    def add(self, samples: int, seconds: float) -> None:
-        self.samples += samples
-        self.seconds += seconds
-
-    @property
-    def samples_per_s(self) -> float:
-        return self.samples / self.seconds if self.seconds else 0.0
-
-
-def _reasons(results: Iterable[str | None]) -> list[str]:
-    return [str(result) for result in results if result]
 
 
 def _with_options(recipe: Recipe, options: Options, ranks: int) -> Recipe:

@@ -22,14 +22,16 @@ from hvdtrain import rundir
 from hvdtrain.comm import agree
 from hvdtrain.comm.connect import connect
 from hvdtrain.config import Config
+from hvdtrain.horovod import start
 from hvdtrain.launch import resources
 from hvdtrain.loggers import Logger
 from hvdtrain.loggers.console import ConsoleLogger, say
 from hvdtrain.loggers.jsonl import JsonLinesLogger
 from hvdtrain.progress import HERE
-from hvdtrain.rank import Rank, guard
+from hvdtrain.rank import Rank, guard, watched
 from hvdtrain.recipe import RecipeFunction
 from hvdtrain.rundir import RunDir, write_json
+from hvdtrain.stops import Stops, seconds
 from hvdtrain.trainer import Summary, Trainer
 from hvdtrain.world import World
 
@@ -45,9 +47,18 @@ def train(config: Config, function: RecipeFunction | None = None) -> int:
 
 
 def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
-    if config.options.run_dir:
-        rank.run_dir = RunDir(Path(config.options.run_dir))
+    options = config.options
+    if options.run_dir:
+        rank.run_dir = RunDir(Path(options.run_dir))
     rank.world = World.from_env()
+    stops = Stops(None if options.max_time is None else seconds(options.max_time))
+    ends = options.stall_action == "end" and rank.world.size > 1  # alone it keeps nobody waiting, and may be in a debugger
+    start.limit_stalls(options.stall_timeout, os.environ, ends=ends)
+    with watched(rank, stops, options.stall_timeout, ends=ends):
+        _run(rank, config, function, stops)
+
+
+def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Stops) -> None:
     pin_device(rank.world, os.environ)
     HERE.enter("building the recipe")
     function = function or recipes.load(config.recipe)
@@ -58,7 +69,7 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     rank.run_dir = RunDir(agree(rank.comm, lambda: _claim_run_dir(rank, config), name="run directory"))
     rank.is_claimed = True
     HERE.enter("setting up")
-    trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir)
+    trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir, stops=stops)
     resumed = trainer.prepare()
     loggers: list[Logger] = []
     if rank.world.is_primary:

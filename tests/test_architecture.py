@@ -24,6 +24,8 @@ FLOORS = {
     "keras": 3,
     "worker": 3,
     "rank": 3,
+    "watchdog": 2,
+    "votes": 2,
     "adapters": 3,
     "comm": 2,
     "data": 2,
@@ -55,6 +57,8 @@ FLOORS = {
     "update": 0,
     "rundir": 0,
     "progress": 0,
+    "clock": 0,
+    "stops": 0,
 }
 
 #: library -> modules that may import it

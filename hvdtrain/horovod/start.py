@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from hvdtrain.errors import HvdtrainError, UsageError
 
 #: seconds after which the primary says which ranks keep which tensor waiting, and after which the job ends
 STALL_CHECK_S, STALL_END_S = 10, 60
+
+
+def limit_stalls(limit_s: float, environ: MutableMapping[str, str], *, ends: bool) -> None:
+    """Leave the end of a job that does not move to our own watchdog, which explains it; Horovod ends it somewhat later.
+
+    Args:
+        limit_s: the watchdog's; 0 if there is none.
+        ends: whether the watchdog ends the job. If not, Horovod does not either.
+    """
+    if limit_s:
+        environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, min(STALL_CHECK_S, int(limit_s / 3)))))
+        environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(limit_s) + STALL_END_S) if ends else "0")
 
 
 def init(hvd: Any, process_sets: Sequence[Sequence[int]] = ()) -> Any:

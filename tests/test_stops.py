@@ -1,0 +1,77 @@
+"""Requests to end a run in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from hvdtrain.progress import HERE
+from hvdtrain.stops import StoppedError, Stops, seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90", 90),
+        ("90s", 90),
+        ("1.5h", 5400),
+        ("30m", 1800),
+        ("1h30m", 5400),
+        ("2d", 172800),
+        ("1:30:00", 5400),
+        ("05:00", 300),
+        ("1-12:00:00", 129600),
+        (" 2H ", 7200),
+    ],
+)
+def test_durations(text, expected):
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "h", "2x", "-5", "0", "1:2:3:4", "1h:30", "nan", "inf", "s30", "0s", "1 h"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ValueError, match=r"expected a time|must be more than 0"):
+        seconds(text)
+
+
+@pytest.fixture
+def training():
+    HERE.begin()
+    HERE.step = 3
+    yield
+    HERE.begin()
+
+
+@pytest.mark.usefixtures("training")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_noted_once_and_kept(number):
+    stops, asked = Stops(), []
+    with stops.listening(lambda: asked.append(1)):
+        assert stops.reason == ""
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stops.reason == signal.Signals(number).name
+    assert asked == [1]
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("training")
+def test_a_second_sigterm_does_not_wait_for_a_vote():
+    with Stops().listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StoppedError, match="second time"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_before_training_there_is_nothing_to_wait_for():
+    HERE.begin()
+    with Stops().listening(), pytest.raises(StoppedError, match="before training began") as caught:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.exit_code == 75
+
+
+def test_a_time_limit():
+    assert Stops(1000).reason == ""
+    assert Stops(0).reason == "--max-time 0 s is over"
