@@ -30,6 +30,7 @@ class Failure:
     hint: str = ""
     traceback: str = ""
     exit_code: int | None = None
+    stalled: bool = False  # it ended because the job did not move
     follows: bool = False  # it says itself that another rank is the cause, and speaks for it
 
     def with_code(self, code: int) -> Failure:
@@ -60,13 +61,14 @@ class Failure:
             time=float(moment) if isinstance(moment, int | float) else 0.0,
             **{name: str(record.get(name) or "") for name in ("host", "phase", "error", "hint", "traceback")},
             exit_code=code if isinstance(code, int) else None,
+            stalled="stall" in record,
             follows=record.get("follows") is True,
         )
 
 
 def words_for(code: int, tail: Sequence[str]) -> dict[str, str]:
     """What can be said about a rank that left no last words, from its exit code and the last lines of its stderr."""
-    if code > 128:
+    if signal_of(code):
         return {"error": describe_signal(code - 128), "traceback": "\n".join(tail)}
     last = exception_in(tail) or next((line.strip() for line in reversed(tail) if line.strip()), "")
     return {"error": f"exit code {code}" + (f": {last}" if last else ""), "traceback": "\n".join(tail) if len(tail) > 1 else ""}
@@ -77,19 +79,23 @@ def exception_in(lines: Sequence[str]) -> str:
     return next((line.strip() for line in reversed(lines) if _EXCEPTION.match(line)), "")
 
 
+def signal_of(code: int) -> str:
+    """The name of the signal that an exit code of a shell's stands for; empty for a code that is none, as 255."""
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return ""
+
+
 def describe_signal(number: int) -> str:
     """What a death by this signal usually means."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = "unknown"
     why: dict[int, str] = {
         signal.SIGKILL: ": the out-of-memory killer, or somebody's kill",
         signal.SIGSEGV: ": a crash in compiled code",
         signal.SIGBUS: ": a crash in compiled code, or /dev/shm is full",
         signal.SIGABRT: ": a library gave up, see its message above",
     }
-    return f"killed by signal {number} ({name}){why.get(number, '')}"
+    return f"killed by signal {number} ({signal_of(128 + number) or 'unknown'}){why.get(number, '')}"
 
 
 def read(errors: Path, job: str) -> list[Failure]:

@@ -25,9 +25,9 @@ MIN_FRAME = 52
 _TAG = re.compile(rb"\[(?:[0-9]+,)?([0-9]+)\]<std(?:out|err|diag)>:")
 #: The beginning of a tag at the end of what was read, or a whole one: what follows it is yet to come.
 _PART_OF_TAG = re.compile(rb"\[[0-9,]{0,24}(?:\](?:<[a-z]{0,8}(?:>:?)?)?)?\Z")
-_FRAME = re.compile(rb"([0-9]+) ([oexs])([.+r]) ([^\x1f\x1e]*)\x1f([^\x1e]*)", re.DOTALL)
+_FRAME = re.compile(rb"([0-9]+) ([oexsr])([.+r]) ([^\x1f\x1e]*)\x1f([^\x1e]*)", re.DOTALL)
 
-Kind = Literal["o", "e", "x", "s"]
+Kind = Literal["o", "e", "x", "s", "r"]
 
 #: A rank whose environment has this may say its last words to its relay: a line that ``words_line`` makes, on stderr.
 WORDS_WANTED = "HVDTRAIN_RELAY"
@@ -63,6 +63,15 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Report:
+    """What a rank that lives, or its relay, says of itself: where it stands, or that it is stopped."""
+
+    rank: int
+    host: str
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Note:
     """A line of the launcher's own. ``rank`` where the launcher tagged it."""
 
@@ -70,7 +79,7 @@ class Note:
     rank: int | None = None
 
 
-Event = Line | Started | Ended | Note
+Event = Line | Started | Ended | Report | Note
 
 
 def encode(rank: int, host: str, kind: Kind, text: str, *, progress: bool = False) -> Iterator[bytes]:
@@ -86,6 +95,10 @@ def encode(rank: int, host: str, kind: Kind, text: str, *, progress: bool = Fals
 
 def encode_ended(rank: int, host: str, info: Mapping[str, Any]) -> Iterator[bytes]:
     return encode(rank, host, "x", json.dumps(info))
+
+
+def encode_report(rank: int, host: str, info: Mapping[str, Any]) -> Iterator[bytes]:
+    return encode(rank, host, "r", json.dumps(info))
 
 
 def words_line(record: Mapping[str, Any]) -> str:
@@ -181,4 +194,4 @@ class Decoder:
         except ValueError:
             yield Note(text, rank)
             return
-        yield Ended(rank, host, info)
+        yield Report(rank, host, info) if kind == b"r" else Ended(rank, host, info)

@@ -107,7 +107,17 @@ def descendants(pid: int) -> list[int]:
 
 def is_alive(pid: int) -> bool:
     """Whether a process with this number runs; one that only waits to be reaped does not."""
+    return _state(pid) not in "ZX"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped it (SIGSTOP, a debugger)."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    """The letter of ps; X for a process that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return False
+        return "X"

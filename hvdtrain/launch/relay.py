@@ -25,6 +25,8 @@ from hvdtrain.launch.placement import DeviceError, as_started, environment_for, 
 
 #: How long output may still come after the rank is gone.
 _DRAIN_S = 1.0
+#: How often it is looked at.
+_LOOK_MS = 1000
 #: What is kept of the rank's last lines on stderr, and of each.
 _TAIL_LINES, _TAIL_CHARS = 20, 2000
 #: How words begin that a launcher may take for its own, and the mark that keeps it from that.
@@ -65,6 +67,9 @@ class Wire:
     def started(self) -> None:
         self._write(frames.encode(self._rank, self._host, "s", ""))
 
+    def report(self, info: Mapping[str, Any]) -> None:
+        self._write(frames.encode_report(self._rank, self._host, info))
+
     def ended(self, code: int, words: Mapping[str, Any], *, told: int = 0) -> None:
         info = {"time": time.time(), **words, "code": code, "told": told}
         self._write(frames.encode_ended(self._rank, self._host, info))
@@ -92,6 +97,7 @@ class Relay:
         self._tail: list[str] = []
         self._said = ""  # the exception that the rank had told of by then
         self._words: dict[str, Any] = {}
+        self._is_stopped = False
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None]) -> int:
         """Start, forward, wait; the rank's exit code (128 + n for signal n)."""
@@ -162,7 +168,9 @@ class Relay:
         poll.register(exited, select.POLLIN)
         gone_at = 0.0
         while pipes:
-            events = poll.poll(50 if gone_at else None)
+            events = poll.poll(50 if gone_at else _LOOK_MS)
+            if not events:
+                self._look()
             for pipe, _ in events:
                 if pipe == 1:
                     self._wire.lost = True
@@ -188,12 +196,23 @@ class Relay:
         for line, progress in lines:
             text, words = frames.split_words(line)
             if words is not None:
-                self._words = words
+                if words.get(frames.RUNNING):
+                    self._wire.report(words)
+                else:
+                    self._words = words
                 if not text:
                     continue
             if kind == "e" and text.strip() and not progress:
                 self._tail = [*self._tail[-_TAIL_LINES + 1 :], text[:_TAIL_CHARS]]
             self._wire.line(kind, text, progress=progress)
+
+    def _look(self) -> None:
+        """Tell when somebody has stopped the rank (SIGSTOP), or lets it go on: it cannot do so itself."""
+        assert self._child is not None
+        stopped = linux.is_stopped(self._child.pid)
+        if stopped != self._is_stopped:
+            self._is_stopped = stopped
+            self._wire.report({"stopped": stopped})
 
     # --- the end
 
@@ -218,8 +237,10 @@ class Relay:
         if number == signal.SIGCONT and os.getppid() != self._keeper:
             self._was_left = self._was_left or not self._told
             self._end(signal.SIGTERM, frame)
-        elif self._child is not None:
+        elif self._child is not None and number == signal.SIGCONT:
             linux.signal_group(self._child.pid, number)
+        elif self._child is not None:  # to the rank alone: what it has started (loaders) may die of it
+            self._child.send_signal(number)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -33,10 +33,15 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
     why, hint = _why_gone(watch)
     if found:
         code = failures.exit_code(found, code)
+        if found[0].stalled and watch.stall():
+            return Verdict(watch.stall(), found[0].hint, code)
         if why and all(failure.is_consequence for failure in found):
             return Verdict(f"{why}\n{failures.bystanders(found)}", hint, code)
         message = failures.report(found)
         return Verdict(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, code)
+    uncalled = watch.uncalled(code)
+    if uncalled is not None and uncalled.exit_code == code and not watch.was_signalled:
+        return Verdict(failures.report([uncalled]), "somebody's kill, or is its host going down?", code)
     if watch.was_signalled or code in (129, 130, 143):
         again = f"go on from the last checkpoint: the same command with --run-dir {run_dir}" if run_dir else ""
         return Verdict(f"the job was ended by a signal ({signal.Signals(code - 128).name})", again, code)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.launch import Job, failures, place
 from hvdtrain.launch.failures import Failure
-from hvdtrain.launch.frames import Ended, Event, Line, Started
+from hvdtrain.launch.frames import Ended, Event, Line, Report, Started
+from hvdtrain.launch.stall import Missing, Standing, explain
 
 
 class Watch:
@@ -30,25 +32,59 @@ class Watch:
         self._started: dict[int, str] = {}
         #: whether a rank has failed by itself
         self.any_failed = False
+        #: whether a rank was told to end, by whomever
+        self.any_told = False
         self._ended: dict[int, Ended] = {}  # in the order in which we heard of it
         self._began_at: float | None = None
         self._ended_at: dict[int, float] = {}
         self._before_signal: list[Failure] | None = None
         self._last_line: dict[int, str] = {}
+        self._standing: dict[int, tuple[float, Standing]] = {}  # with the time at which we heard of it
+        self._stopped: set[int] = set()
+        self._missing = Missing()
 
     def see(self, event: Event) -> None:
         match event:
             case Line(rank=rank, text=text, stream="out") if text.strip():
                 self._last_line[rank] = text
+            case Line(stream="err", text=text):
+                self._missing.read(text)
+            case Report(rank=rank, info=info) if "stopped" in info:
+                (self._stopped.add if info["stopped"] else self._stopped.discard)(rank)
+            case Report(rank=rank, host=host, info=info):
+                self._stands(rank, host, info)
             case Started(rank=rank, host=host):
                 self._started[rank] = host
                 self._began_at = self._clock() if self._began_at is None else self._began_at
             case Ended(rank=rank):
                 self._ended[rank] = event
                 self._ended_at[rank] = self._clock()
+                self._stands(rank, event.host, event.info)
                 self.any_failed |= _is_failure(event)
+                self.any_told |= bool(event.info.get("told"))
             case _:
                 pass
+
+    def _stands(self, rank: int, host: str, info: Mapping[str, Any]) -> None:
+        if isinstance(stall := info.get("stall"), Mapping):
+            self._standing[rank] = self._clock(), Standing.from_record(rank, host, stall)
+
+    def stall(self) -> str:
+        """Who waits for whom in a job that does not move, as far as its ranks have said; empty if none has."""
+        if not self._standing:
+            return ""
+        longest = max(one.seconds for _, one in self._standing.values())
+        newest = max(heard for heard, _ in self._standing.values())
+        # What a rank said before it moved on is old by now.
+        standing = {rank: one for rank, (heard, one) in self._standing.items() if heard >= newest - longest - 1}
+        others = {
+            rank: f"on {host} " + ("was ended" if rank in self._ended else "says nothing: is the host, or its network, down?")
+            for rank, host in self._started.items()
+            if rank not in standing
+        }
+        stopped = {rank: f"on {self._started.get(rank, '?')} is stopped (SIGSTOP, or a debugger)" for rank in self._stopped}
+        there = [one for rank, one in standing.items() if rank not in stopped]
+        return f"no progress for {longest:.0f} s\n{explain(there, others | stopped, self._missing.ranks)}"
 
     def misplaced(self) -> str:
         """A sentence if the ranks that have started are not where they were planned, else empty."""
@@ -93,6 +129,8 @@ class Watch:
                 found[rank] = failure
         if found and all(failure.is_consequence for failure in found.values()):
             found.update(self._ending())
+            uncalled = self.uncalled()
+            found.update({uncalled.rank: uncalled} if uncalled is not None else {})
         return failures.earliest_first(list(found.values()))
 
     def _ending(self) -> dict[int, Failure]:
@@ -102,6 +140,19 @@ class Watch:
             for rank, ended in self._ended.items()
             if ended.info.get("told") and ended.info.get("said")
         }
+
+    def uncalled(self, code: int = 0) -> Failure | None:
+        """The first rank that ended, if it was told to and nothing explains that: none had failed, left, or gone without a word.
+
+        It is for a job that no signal to us has ended: somebody else's signal to one rank, or to the launcher. A launcher whose
+        exit ``code`` is that signal's may have lost what other ranks said.
+        """
+        rank, ended = next(iter(self._ended.items()), (0, None))
+        told = int(ended.info.get("told") or 0) if ended is not None else 0
+        if ended is None or not told or self.is_elastic or (self.silent() and code != 128 + told):
+            return None
+        words = f"it was told to end ({failures.signal_of(128 + told)}), and not by hvdtrain run"
+        return Failure(rank, float(ended.info.get("time") or 0), ended.host, error=words, exit_code=128 + told)
 
     def left_early(self) -> list[str]:
         """Ranks that ended with exit code 0 before the first one that failed or had to be told to end."""

@@ -371,3 +371,42 @@ def test_the_rank_is_started_in_the_folder_that_the_relay_is_told_of(tmp_path: P
     code, events = sh("pwd", more=("--chdir", f"{tmp_path}/no"))
     assert (code, lines(events)) == (2, [])
     assert ended(events)["error"] == f"cannot enter the folder {tmp_path}/no: No such file or directory"
+
+
+def test_a_rank_that_somebody_stops_is_told_of_and_also_that_it_goes_on(tmp_path: Path) -> None:
+    running = popen("/bin/sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60")
+    pid = int(wait_for(tmp_path / "pid"))
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.5)
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(1.5)
+    running.terminate()
+    _, events = finish(running)
+    assert [event.info for event in events if isinstance(event, frames.Report)] == [{"stopped": True}, {"stopped": False}]
+
+
+def test_words_of_a_rank_that_lives_are_passed_on_at_once_and_are_not_its_last_ones() -> None:
+    said = words_line({frames.RUNNING: True, "stall": {"phase": "x"}}).encode().hex()
+    script = f"import sys; sys.stderr.buffer.write(bytes.fromhex('{said}')); sys.exit(3)"
+    code, events = finish(popen(sys.executable, "-c", script))
+    assert code == 3
+    (report,) = (event for event in events if isinstance(event, frames.Report))
+    assert report.info["stall"] == {"phase": "x"}
+    assert ended(events)["error"] == "exit code 3"
+    assert "stall" not in ended(events)
+
+
+def test_a_signal_of_the_users_goes_to_the_rank_and_not_to_what_it_has_started(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('heard', child.poll(), flush=True), sys.exit(0)))\n"
+        f"open('{tmp_path}/pid', 'w').write(str(os.getpid()) + chr(10))\n"
+        "time.sleep(60)\n"
+    )
+    running = popen(sys.executable, "-c", script)
+    wait_for(tmp_path / "pid")
+    running.send_signal(signal.SIGUSR1)
+    code, events = finish(running)
+    assert code == 0
+    assert lines(events) == [("out", "heard None")]
