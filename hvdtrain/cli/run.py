@@ -248,7 +248,9 @@ def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: ou
                 raise JobError(
                     f"the ranks are not where they were planned: {watch.misplaced()}", "did the launcher read the hosts?"
                 )
-        return LAUNCHER_S if watch.any_failed and job.elastic is None else None
+        if job.elastic is not None or not (watch.any_failed or watch.any_told):
+            return None
+        return LAUNCHER_S if watch.any_failed else LAUNCHER_S + job.grace_s
 
     try:
         code = process.run(started, base, on_event, grace_s=job.grace_s, on_signal=watch.signalled)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from hvdtrain.launch import failures
 from hvdtrain.launch.failures import Failure
 
@@ -76,3 +78,17 @@ def test_the_exit_code_is_the_first_ranks_and_never_zero_after_a_failure() -> No
     assert failures.exit_code([Failure(0, 1.0)], 0) == 1
     assert failures.exit_code([], 7) == 7
     assert failures.exit_code([], 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (137, "killed by signal 9 (SIGKILL)"),
+        (192, "killed by signal 64 "),
+        (128, "exit code 128"),
+        (193, "exit code 193"),
+        (255, "exit code 255"),
+    ],
+)
+def test_an_exit_code_that_stands_for_no_signal_is_told_as_a_code(code: int, words: str) -> None:
+    assert failures.words_for(code, [])["error"].startswith(words)

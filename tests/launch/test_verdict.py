@@ -18,6 +18,8 @@ ELASTIC = replace(JOB, elastic=Elastic(1, 4, "d"))
 ALL_STARTED = (Started(0, "node1"), Started(1, "node2"), Started(2, "node2"))
 FAILED = Ended(1, "node2", {"code": 3, "told": 0, "time": 2.0, "phase": "train", "error": "ValueError: mine", "hint": "do"})
 MISSES_IT = Ended(0, "node1", {"code": 1, "told": 0, "time": 1.0, "error": "HorovodInternalError"})
+TOLD = Ended(1, "node2", {"code": 143, "told": 15, "time": 5.0, "error": "killed by signal 15 (SIGTERM)"})
+TOLD_WORDS = "rank 1 on node2 failed first: it was told to end (SIGTERM), and not by hvdtrain run"
 ABOVE = "see its message above"
 
 #: job, launcher's exit code, events -> verdict
@@ -64,6 +66,24 @@ CASES: dict[str, tuple[Job, int, tuple[Event, ...], Verdict | None]] = {
     ),
     "no rank tells anything": (BARE, 7, (), Verdict("the launcher ended with exit code 7", ABOVE, 7)),
     "nobody knows": (ELASTIC, 7, (), Verdict("the launcher ended with exit code 7, though no rank failed", ABOVE, 7)),
+    "a rank was told to end by somebody else": (
+        JOB,
+        143,
+        (*ALL_STARTED, TOLD, Ended(0, "node1", {"code": 143, "told": 15})),
+        Verdict(TOLD_WORDS, "somebody's kill, or is its host going down?", 143),
+    ),
+    "a rank was told to end by somebody else, and the others miss it": (
+        JOB,
+        1,
+        (*ALL_STARTED, TOLD, MISSES_IT, Ended(2, "node2", {"code": 143, "told": 15})),
+        Verdict(f"{TOLD_WORDS}\nrank 0 stopped because of that", "", 143),
+    ),
+    "a rank has called MPI_Abort": (
+        JOB,
+        3,
+        (*ALL_STARTED, TOLD, *(Ended(rank, "node1", {"code": 143, "told": 15}) for rank in (0, 2))),
+        Verdict("the launcher ended with exit code 3, though no rank failed", ABOVE, 3),
+    ),
     "a signal": (
         JOB,
         130,
