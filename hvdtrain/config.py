@@ -44,7 +44,10 @@ class Options:
     save_every: int | None = _option(
         None, "Save a checkpoint every so many steps (default: at each end of an epoch).", minimum=1
     )
-    keep: int = _option(3, "Checkpoints to keep.", minimum=1)
+    keep: int = _option(3, "Newest checkpoints to keep.", minimum=1)
+    keep_best: str | None = _option(
+        None, "Save and keep the best checkpoint by a validation figure, too: valid/loss:min, valid/accuracy:max."
+    )
     max_time: str | None = _option(None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.")
     stall_timeout: float = _option(
         60.0,

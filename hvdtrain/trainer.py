@@ -7,12 +7,15 @@ import math
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from hvdtrain import checkpoint, consistency, lr, metrics
+from hvdtrain import consistency, lr, metrics
 from hvdtrain.callbacks import Callback
+from hvdtrain.checkpoint.best import Best
+from hvdtrain.checkpoint.files import Checkpoint
+from hvdtrain.checkpoint.run import RunCheckpoints
 from hvdtrain.clock import Clock
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
@@ -58,6 +61,7 @@ class Trainer:
         options: how often to log, evaluate and save; where to resume.
         run_dir: where checkpoints go; None saves none.
         stops: whether this rank was asked to end before the end.
+        settings: the recipe's parameters, which checkpoints name when they do not fit.
 
     Raises:
         UsageError: the data is none that can be trained on, or there is none.
@@ -71,6 +75,7 @@ class Trainer:
         options: Options | None = None,
         run_dir: RunDir | None = None,
         stops: Stops | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.options = options or Options()
         self.recipe = _with_options(recipe, self.options, comm.world.size)
@@ -95,6 +100,20 @@ class Trainer:
         self._votes = Votes(comm, stops or Stops())
         self._window: Means = {}  # of the steps since the last log line
         self._clock = Clock()
+        #: the checkpoint that this run goes on from
+        self.resumed: Checkpoint | None = None
+        if self.options.keep_best is not None and self.valid is None:
+            raise UsageError("--keep-best needs validation data, and the recipe has none", "give it: Recipe(..., valid=...)")
+        self.checkpoints = RunCheckpoints(
+            run_dir.checkpoints if run_dir else None,
+            self.adapter,
+            comm,
+            callbacks=self.callbacks,
+            data=self._data(),
+            settings=settings or {},
+            keep=self.options.keep,
+            best=None if self.options.keep_best is None else Best.parse(self.options.keep_best),
+        )
 
     @property
     def total_steps(self) -> int:
@@ -125,9 +144,11 @@ class Trainer:
             self.loader = replace(self.loader, share=Share.weighted(self.comm.world.rank, weights))
         consistency.check_shapes(self.adapter.tensors(), self.comm, self.hosts)
         HERE.enter("looking for a checkpoint")
-        found = self._resume()
+        found = self.checkpoints.resume(self.options.resume)
         if found is not None:
-            self.state = found.state
+            self.state, self.resumed = found.state, found
+            if self.options.resume == "auto":  # who names a checkpoint goes on from it
+                self._votes.over = found.content.stopped
         else:
             HERE.enter("initial broadcast")
             self.adapter.sync()
@@ -143,28 +164,8 @@ class Trainer:
         self.loggers = loggers
         for callback in self.callbacks:
             callback.on_start(self.state)
-        for batch in self._batches():
-            self._update(batch)
-            # What follows is collective, so whether it is done hangs on the step, the options and reduced numbers alone.
-            evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
-            if self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0:
-                self._log()
-            elif self._votes.due(self.state.step):
-                self._vote()
-            if self._votes.asked and not self._ended:
-                self._stop()
-            if self._ended or evaluating:
-                self.evaluate()
-            if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
-                self._check_values()
-            if self._ended or saving:
-                self._save()
-            if self._ended:
-                break
-            HERE.enter("data loading")
-            self._clock.mark()
-        if not self._values:  # nothing was left to train
-            self.evaluate()
+        with closing(self.checkpoints):
+            self._train()
         for callback in self.callbacks:
             callback.on_end(self.state)
         HERE.enter("finishing")
@@ -198,6 +199,38 @@ class Trainer:
         self._votes.add(callback.on_evaluate(self.state, self._values) for callback in self.callbacks)
         self._vote()
         return self._values
+
+    def _train(self) -> None:
+        """Collective. All steps that are left."""
+        for batch in self._batches():
+            self._update(batch)
+            # What follows is collective, so whether it is done hangs on the step, the options and reduced numbers alone.
+            evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
+            if self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0:
+                self._log()
+            elif self._votes.due(self.state.step):
+                self._vote()
+            if self._votes.asked and not self._ended:
+                self._stop()
+            if self._ended or evaluating:
+                saving = self._evaluate_best() or saving
+            if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
+                self._check_values()
+            if self._ended or saving:
+                self._save()
+            if self._ended:
+                break
+            HERE.enter("data loading")
+            self._clock.mark()
+        if not self._values:  # nothing was left to train
+            self._values = (self.resumed and self.resumed.content.valid) or self.evaluate()
+        HERE.enter("waiting for the last checkpoint")
+        self.checkpoints.wait()
+
+    def _evaluate_best(self) -> bool:
+        """Collective. Evaluate; whether this is the best step so far, which is to be saved."""
+        values = self.evaluate()
+        return self.checkpoints.evaluated(self.state.step, values)
 
     @property
     def _max_steps(self) -> int:
@@ -233,6 +266,8 @@ class Trainer:
             self.state = self.state.next_epoch()
         HERE.step = self.state.step
         self._votes.add(callback.on_step_end(self.state) for callback in self.callbacks)
+        if self.checkpoints.failed:
+            self._votes.add(["a checkpoint could not be written"])  # saving raises it on all ranks
 
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
@@ -261,6 +296,7 @@ class Trainer:
     def _stop(self) -> None:
         """Collective. Save, and end before the end."""
         self._save()
+        self.checkpoints.wait()
         saved = f"; the checkpoint of step {self.state.step} is saved" if self.run_dir else ""
         again = f"go on from there: the same command with --run-dir {self.run_dir.path}" if self.run_dir else ""
         raise StoppedError(f"stopped in order ({self._votes.asked}) at step {self.state.step}{saved}", again).everywhere()
@@ -285,28 +321,7 @@ class Trainer:
         if self.run_dir is not None:
             HERE.enter("saving a checkpoint")
             self.adapter.settle()
-            keep = self.options.keep
-            checkpoint.save(self.run_dir.checkpoints, self.state, self._data(), self.adapter, self.comm, keep=keep)
-
-    def _resume(self) -> checkpoint.Checkpoint | None:
-        """Collective. The checkpoint that the options ask for, loaded on every rank."""
-        wanted, own = self.options.resume, self.run_dir.checkpoints if self.run_dir else None
-        if wanted == "never":
-            if own is not None:
-                checkpoint.refuse_old(own, self.comm)
-            return None
-        if wanted == "auto":
-            found = checkpoint.resume(own, self.adapter, self.comm) if own else None
-        else:
-            found = checkpoint.resume(Path(wanted), self.adapter, self.comm, required=True)
-            if own is not None and found is not None:
-                checkpoint.refuse_newer(own, found.state.step, self.comm)
-        if found is not None and found.data != self._data():
-            raise UsageError(
-                f"{found.path} was saved on other data: {_different(found.data, self._data())}",
-                "resume with the same data and seed, or start anew in another directory: --run-dir NEW",
-            ).everywhere()
-        return found
+            self.checkpoints.save(self.state, stopped=self._votes.over)
 
     def _data(self) -> dict[str, Any]:
         """What the meaning of an epoch and a position hangs on."""

@@ -65,6 +65,7 @@ FLOORS = {
 HOMES = {
     "torch": {
         "adapters.torch",
+        "adapters.torch_files",
         "adapters.torch_loop",
         "adapters.torch_metrics",
         "adapters.torch_norm",
@@ -76,6 +77,7 @@ HOMES = {
     },
     "tensorflow": {
         "adapters.keras",
+        "adapters.keras_files",
         "adapters.keras_fit",
         "adapters.keras_norm",
         "adapters.keras_reducer",
@@ -83,7 +85,8 @@ HOMES = {
         "comm.horovod",
         "keras",
     },
-    "keras": {"adapters.keras", "adapters.keras_fit", "adapters.keras_norm", "keras"},
+    "keras": {"adapters.keras", "adapters.keras_files", "adapters.keras_fit", "adapters.keras_norm", "keras"},
+    "safetensors": {"adapters.torch_files"},
     "horovod": {"adapters.torch_reducer", "adapters.keras_reducer", "comm.horovod"},
     "mpi4py": {"comm.mpi"},
     "tensorboard": {"loggers.tensorboard"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ class Adapter(Protocol):
 
     #: "torch", "tensorflow" or "numpy": which Horovod the ranks may meet over
     framework: str
-    #: whether this rank's ``save`` must be called: true on one rank for each part of the model
+    #: whether this rank's ``snapshot`` must be called: true on one rank for each part of the model
     owns_state: bool
 
     def setup(self, comm: Communicator) -> None:
@@ -65,11 +65,16 @@ class Adapter(Protocol):
     def eval_end(self) -> Mapping[str, float]:
         """Collective. Values over all ranks of the metrics that keep a state of their own, which begins anew."""
 
-    def save(self, directory: Path) -> None:
-        """Write model and optimizer into the empty ``directory``, in the framework's own format."""
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy model and optimizer to host memory. The training goes on when this returns.
+
+        The function returned writes the copy into an empty directory, from any thread, in the framework's own format: the
+        weights alone in a file ``model.*`` that the framework reads without us, everything without pickle or in a form
+        that is read without running what it says.
+        """
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote."""
+        """Read what a snapshot wrote. What the recipe sets otherwise than it did then (a learning rate) is as it says now."""
 
 
 def refuse_sum(loss: object) -> None:

@@ -6,9 +6,7 @@ average at all, because Keras 3 calls ``apply`` and no longer the method that th
 
 from __future__ import annotations
 
-import errno
 import math
-import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.adapters import batch_pair, blame, keras_norm, keras_state, refuse_sum
+from hvdtrain.adapters import batch_pair, blame, keras_files, keras_norm, keras_state, refuse_sum
 from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -86,6 +84,8 @@ class KerasAdapter:
         self._generators = keras_state.generators(model)
         self.optimizer = _with_loss_scale(keras.optimizers.get(optimizer), self._layers)
         self.optimizer.build(model.trainable_variables)
+        #: as the recipe made it
+        self._built_lr = keras_files.learning_rate(self.optimizer)
         self._known = {id(variable) for variable in model.trainable_variables}
         self._loss: Figure = keras.losses.get(loss)
         refuse_sum(self._loss)
@@ -164,22 +164,11 @@ class KerasAdapter:
             metric.reset_state()
         return values
 
-    def save(self, directory: Path) -> None:
-        # HDF5 ends the whole process when the disk runs full under it (seen with h5py 3.14), so ask first.
-        variables = [*self.model.variables, *self.optimizer.variables]
-        needed = sum(math.prod(variable.shape) * 8 for variable in variables) + (1 << 16)
-        if shutil.disk_usage(directory).free < needed:
-            raise OSError(errno.ENOSPC, f"no space for {needed:,} bytes", str(directory))
-        self.model.save_weights(directory / "model.weights.h5")
-        np.savez(directory / "optimizer.npz", *[variable.value.numpy() for variable in self.optimizer.variables])
+    def snapshot(self) -> Callable[[Path], None]:
+        return keras_files.snapshot(self.model, self.optimizer, self._built_lr)
 
     def load(self, directory: Path) -> None:
-        self.model.load_weights(directory / "model.weights.h5")
-        with np.load(directory / "optimizer.npz", allow_pickle=False) as saved:
-            if len(saved) != len(self.optimizer.variables):
-                raise ValueError(f"{len(saved)} optimizer variables, the recipe's has {len(self.optimizer.variables)}")
-            for number, variable in enumerate(self.optimizer.variables):
-                variable.assign(saved[f"arr_{number}"])
+        keras_files.load(directory, self.model, self.optimizer, self._built_lr)
 
     def _plan(self) -> _Plan:
         key = tuple(variable.trainable for variable in self.model.variables)

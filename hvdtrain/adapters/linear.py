@@ -5,7 +5,7 @@ It needs no framework and no Horovod, so it also runs where neither is installed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,23 @@ class LinearAdapter:
     def eval_end(self) -> Mapping[str, float]:
         return {}
 
-    def save(self, directory: Path) -> None:
-        np.savez(directory / "linear.npz", weights=self.weights, velocity=self.velocity)
+    def snapshot(self) -> Callable[[Path], None]:
+        weights, velocity = self.weights.copy(), self.velocity.copy()
+
+        def write(directory: Path) -> None:
+            np.savez(directory / "model.npz", weights=weights)
+            np.savez(directory / "optimizer.npz", velocity=velocity)
+
+        return write
 
     def load(self, directory: Path) -> None:
-        with np.load(directory / "linear.npz", allow_pickle=False) as saved:
-            if saved["weights"].shape != self.weights.shape:
-                raise ValueError(f"weights have shape {saved['weights'].shape}, the recipe's {self.weights.shape}")
-            self.weights, self.velocity = saved["weights"], saved["velocity"]
+        with np.load(directory / "model.npz", allow_pickle=False) as saved:
+            weights = saved["weights"]
+        with np.load(directory / "optimizer.npz", allow_pickle=False) as saved:
+            velocity = saved["velocity"]
+        if weights.shape != self.weights.shape:
+            raise ValueError(f"weights have shape {weights.shape}, the recipe's {self.weights.shape}")
+        self.weights, self.velocity = weights, velocity
 
 
 def _rows(batch: Any) -> tuple[Array, NDArray[np.int64]]:

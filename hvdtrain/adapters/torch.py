@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hvdtrain.adapters import batch_pair, blame, refuse_sum
+from hvdtrain.adapters import torch_files as files
 from hvdtrain.adapters import torch_metrics as stateful
 from hvdtrain.adapters import torch_norm as norms
 from hvdtrain.adapters import torch_state as states
@@ -65,9 +65,10 @@ class TorchAdapter:
         base = optimizer.param_groups[0]["lr"]
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
+        #: the optimizer's settings as the recipe made them
+        self._built = files.settings(optimizer)
         self._reducer: GradientReducer | None = None
         self._scaler: torch.amp.GradScaler | None = None
-        self._readable = False
         #: of the steps since the moving statistics were last made equal
         self._samples = 0.0
 
@@ -144,23 +145,20 @@ class TorchAdapter:
     def eval_end(self) -> Mapping[str, float]:
         return {name: stateful.value(name, metric, self._comm) for name, metric in self.objects.items()}
 
-    def save(self, directory: Path) -> None:
-        path = directory / "torch.pt"
-        torch.save(self._state(), path)
-        if not self._readable:  # a checkpoint that the safe loader refuses is none: find out at the first one
-            states.read(path, "meta")
-            self._readable = True
+    def snapshot(self) -> Callable[[Path], None]:
+        state = files.copied(self._state() | {"built": self._built})
+        return lambda directory: files.write(directory, state)
 
     def load(self, directory: Path) -> None:
-        self._set_state(states.read(directory / "torch.pt", "cpu"))
+        state = files.read(directory)
+        self._set_state(state)
+        files.prefer_recipe(self.optimizer, state["built"], self._built)
 
     def _state(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
-        # the safe loader refuses NumPy's numbers
-        plain: dict[str, Any] = states.map_leaves(state, lambda number: number.item(), np.generic)
-        return plain
+        return state
 
     def _set_state(self, state: Any) -> None:
         self.model.load_state_dict(state["model"])

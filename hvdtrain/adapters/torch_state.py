@@ -1,19 +1,15 @@
-"""A model's and an optimizer's state: copied between ranks, named, and read safely from files."""
+"""A model's and an optimizer's state: copied between ranks, and named."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from hvdtrain.comm import Communicator
-from hvdtrain.errors import UsageError
 
 
 def broadcast(state: Any, comm: Communicator, hvd: Any, *, device: torch.device, root: int = 0) -> Any:
@@ -40,18 +36,6 @@ def named_arrays(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> It
             for key, value in sorted(optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, torch.Tensor):
                     yield f"optimizer/{names[id(parameter)]}/{key}", _array(value)
-
-
-def read(path: Path, device: str) -> Any:
-    """Load with PyTorch's safe loader, which takes tensors and plain values, and NumPy arrays besides."""
-    with torch.serialization.safe_globals(_NUMPY):
-        try:
-            return torch.load(path, map_location=device, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise UsageError(
-                f"the model's or the optimizer's state holds more than tensors, numbers, text and arrays: {error.args[0].splitlines()[0]}",
-                "keep only such values in buffers, param_groups and get_extra_state()",
-            ) from None
 
 
 def map_leaves(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:
@@ -93,11 +77,3 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
     array: NDArray[Any] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
-
-
-_NUMPY: list[Any] = [
-    np.ndarray,
-    np.dtype,
-    np.zeros(0).__reduce__()[0],
-    *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"},
-]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from hvdtrain.state import TrainState
 
@@ -26,6 +27,13 @@ class Callback:
     def on_evaluate(self, state: TrainState, values: Mapping[str, float]) -> str | None:
         """After each evaluation, with the means over all ranks: the same numbers on every rank."""
         return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run must know: plain values (numbers, texts, lists, dicts), the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what ``state_dict`` gave, before ``on_start``. Called on every rank, if there is something."""
 
     def on_end(self, state: TrainState) -> None:
         """After the last step."""

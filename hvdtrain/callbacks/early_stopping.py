@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from hvdtrain.callbacks import Callback
 from hvdtrain.errors import UsageError
@@ -14,7 +14,8 @@ from hvdtrain.state import TrainState
 class EarlyStopping(Callback):
     """Stop after ``patience`` evaluations in a row in which ``monitor`` did not improve by more than ``min_delta``.
 
-    All ranks see the same reduced figures, so all decide alike.
+    All ranks see the same reduced figures, so all decide alike. A resumed run goes on counting; one that is made to go on
+    after it was stopped waits for ``patience`` evaluations anew.
     """
 
     needs_evaluation = True
@@ -41,3 +42,11 @@ class EarlyStopping(Callback):
         if self.bad_evaluations < self.patience:
             return None
         return f"{self.monitor} has not improved in {self.bad_evaluations} evaluations"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"monitor": self.monitor, "mode": self.mode, "best": self.best, "bad_evaluations": self.bad_evaluations}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (state["monitor"], state["mode"]) == (self.monitor, self.mode):
+            waited = int(state["bad_evaluations"])
+            self.best, self.bad_evaluations = float(state["best"]), waited if waited < self.patience else 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -79,11 +81,57 @@ def test_metrics_that_would_be_wrong_are_refused(metrics, message):
 
 def test_a_saved_model_loads_in_plain_keras(tmp_path):
     made = adapter()
-    made.save(tmp_path)
+    made.snapshot()(tmp_path)
     other = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     other.load_weights(tmp_path / "model.weights.h5")
     for mine, theirs in zip(made.model.variables, other.variables, strict=True):
         assert np.array_equal(mine.value.numpy(), theirs.value.numpy())
+
+
+def test_a_copy_is_of_its_moment_and_is_written_in_another_thread(tmp_path):
+    made, batch = nets()
+    made.train_step(batch, lr=None, weight=1.0)
+    before = [variable.value.numpy() for variable in [*made.model.variables, *made.optimizer.variables]]
+    write = made.snapshot()
+    thread = threading.Thread(target=write, args=(tmp_path,))
+    thread.start()
+    while thread.is_alive():
+        made.train_step(batch, lr=None, weight=1.0)
+    made.load(tmp_path)
+    seeds = {id(variable) for generator in made._generators for variable in [generator.state]}  # each step sets them
+    for variable, value in zip([*made.model.variables, *made.optimizer.variables], before, strict=True):
+        assert id(variable) in seeds or np.array_equal(variable.value.numpy(), value), variable.path
+
+
+def test_the_optimizer_goes_on_with_its_learning_rate_unless_the_recipe_has_changed_it_since(tmp_path, caplog):
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    def made(lr: float, dtype: str = "float32"):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
+        return KerasAdapter(model, keras.optimizers.SGD(lr, momentum=0.9), loss="mse")
+
+    first = made(0.1)
+    first.optimizer.learning_rate = 0.05
+    first.snapshot()(tmp_path)
+    same, other = made(0.1), made(0.3)
+    same.load(tmp_path)
+    assert float(same.optimizer.learning_rate) == pytest.approx(0.05)
+    assert not caplog.text
+    other.load(tmp_path)
+    assert float(other.optimizer.learning_rate) == pytest.approx(0.3)
+    assert "the optimizer goes on as the recipe says now: lr 0.3 instead of 0.1" in caplog.text
+
+
+def test_an_optimizer_state_in_bfloat16_is_saved_and_loaded(tmp_path):
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype="bfloat16")])
+    made = KerasAdapter(model, keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    made.optimizer.variables[-1].assign([0.5, 1.5])
+    made.snapshot()(tmp_path)
+    made.optimizer.variables[-1].assign([0.0, 0.0])
+    made.load(tmp_path)
+    assert made.optimizer.variables[-1].numpy().tolist() == [0.5, 1.5]
 
 
 def nets(**update):

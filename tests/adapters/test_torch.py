@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain import checkpoint
+from hvdtrain.checkpoint.files import Content
+from hvdtrain.checkpoint.writer import write
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.state import TrainState
@@ -14,6 +15,7 @@ from hvdtrain.world import World
 from tests.support import recipes
 
 torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors.torch")
 
 COMM = LocalCommunicator(World())
 BATCH = (np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32))
@@ -80,7 +82,7 @@ def test_numpy_values_in_the_state_are_saved_and_read_back_safely(tmp_path):
 
     model = Model(3, 2)
     made = adapter(model, torch.optim.SGD(model.parameters(), lr=np.float64(0.1)))
-    made.save(tmp_path)
+    made.snapshot()(tmp_path)
     model.extra = None
     made.load(tmp_path)
     assert model.extra.tolist() == [0, 1, 2]
@@ -96,16 +98,64 @@ def test_a_state_that_could_not_be_read_back_is_refused_when_it_is_first_saved(t
             pass
 
     with pytest.raises(HvdtrainError, match="holds more than tensors"):
-        checkpoint.save(tmp_path, TrainState(step=1), {}, adapter(Model(3, 2)), COMM, keep=1)
+        write(tmp_path, Content(TrainState(step=1), {}), adapter(Model(3, 2)).snapshot(), keep=1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_saved_model_loads_in_plain_pytorch_with_the_model_s_own_names(tmp_path):
-    made = adapter()
-    made.save(tmp_path)
-    state = torch.load(tmp_path / "torch.pt", weights_only=True)["model"]
-    torch.nn.Linear(3, 2).load_state_dict(state)
-    assert list(state) == ["weight", "bias"]
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.Conv2d(2, 2, 3))
+    model[1].weight = model[0].weight  # tied
+    model[2].to(memory_format=torch.channels_last)
+    adapter(model).snapshot()(tmp_path)
+    state = safetensors.load_file(tmp_path / "model.safetensors")
+    other = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.Conv2d(2, 2, 3))
+    other.load_state_dict(state)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    assert not (tmp_path / "state.pt").exists()
+
+
+def test_tensors_that_safetensors_cannot_hold_are_saved_too(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    model.register_buffer("phases", torch.tensor([1 + 2j, 3j]))
+    model.register_buffer("links", torch.eye(3).to_sparse())
+    made = adapter(model)
+    made.snapshot()(tmp_path)
+    with torch.no_grad():
+        model.phases.zero_()
+        model.links.zero_()
+    made.load(tmp_path)
+    assert model.phases.tolist() == [1 + 2j, 3j]
+    assert torch.equal(model.links.to_dense(), torch.eye(3))
+
+
+def test_a_copy_is_of_its_moment(tmp_path):
+    model = mlp()
+    made = adapter(model, loss=torch.nn.functional.cross_entropy)
+    made.train_step(DATA, lr=None, weight=1.0)
+    before, write = model[0].weight.detach().clone(), made.snapshot()
+    made.train_step(DATA, lr=None, weight=1.0)
+    write(tmp_path)
+    assert not torch.equal(model[0].weight, before)
+    made.load(tmp_path)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_the_optimizer_goes_on_as_it_was_but_with_what_the_recipe_has_changed_since(tmp_path, caplog):
+    def made(lr: float, decay: float):
+        torch.manual_seed(0)
+        model = mlp()
+        return adapter(model, torch.optim.AdamW(model.parameters(), lr, weight_decay=decay))
+
+    first = made(0.1, 0.01)
+    first.optimizer.param_groups[0].update(lr=0.05, weight_decay=0.02)  # as a scheduler does on the way
+    first.snapshot()(tmp_path)
+    same, other = made(0.1, 0.01), made(0.3, 0.01)
+    same.load(tmp_path)
+    assert (same.optimizer.param_groups[0]["lr"], same.optimizer.param_groups[0]["weight_decay"]) == (0.05, 0.02)
+    assert not caplog.text
+    other.load(tmp_path)
+    assert (other.optimizer.param_groups[0]["lr"], other.optimizer.param_groups[0]["weight_decay"]) == (0.3, 0.02)
+    assert "the optimizer goes on as the recipe says now: lr 0.3 instead of 0.1" in caplog.text
 
 
 DATA = recipes.arrays(40, 3)
@@ -203,7 +253,7 @@ def test_float16_leaves_out_updates_that_overflow_and_keeps_its_scale_in_checkpo
     assert not torch.equal(before, model[0].weight)
     scale = made._scaler.get_scale()
     assert scale < 65536
-    made.save(tmp_path)
+    made.snapshot()(tmp_path)
     other = adapter(mlp(), update=hvdtrain.Update(precision="float16"))
     other.load(tmp_path)
     assert other._scaler.get_scale() == scale

@@ -41,7 +41,7 @@ def losses(adapter: Adapter, steps: int = 3, lr: float | None = None) -> list[fl
 
 def saved_files(adapter: Adapter, path: Path) -> list[Path]:
     path.mkdir()
-    adapter.save(path)
+    adapter.snapshot()(path)
     return sorted(path.iterdir())
 
 

@@ -1,0 +1,131 @@
+"""The files of a torch model in a checkpoint: weights as safetensors, the rest for PyTorch's safe loader.
+
+``model.safetensors`` holds ``model.state_dict()``, shared tensors under each of their names, so that it loads without us.
+``state.pt`` holds what safetensors has no form for (complex or sparse tensors, numbers, text), where there is any.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+
+from hvdtrain.adapters.torch_state import map_leaves
+from hvdtrain.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+MODEL, REST, OPTIMIZER = "model.safetensors", "state.pt", "optimizer.pt"
+_DTYPES = {
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+}
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in host memory, with Python's numbers for NumPy's, which the safe loader refuses."""
+    copy = map_leaves(state, lambda tensor: tensor.detach().to("cpu", copy=True), torch.Tensor)
+    copy = map_leaves(copy, np.copy, np.ndarray)
+    plain: dict[str, Any] = map_leaves(copy, lambda number: number.item(), np.generic)
+    return plain
+
+
+def write(directory: Path, state: Mapping[str, Any]) -> None:
+    """Write ``model`` and everything else of ``state``.
+
+    Raises:
+        UsageError: it holds what the safe loader would refuse: such a checkpoint could not be read again.
+    """
+    tensors = {name: value.contiguous() for name, value in state["model"].items() if _is_plain(value)}
+    rest = {name: value for name, value in state["model"].items() if name not in tensors}
+    safetensors.torch.save_file(tensors, directory / MODEL, metadata={"format": "pt"})
+    if rest:
+        _save(rest, directory / REST)
+    _save({name: value for name, value in state.items() if name != "model"}, directory / OPTIMIZER)
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """What ``write`` was given, in host memory."""
+    return {"model": read_model(directory), **_load(directory / OPTIMIZER)}
+
+
+def read_model(directory: Path) -> dict[str, Any]:
+    """What ``model.load_state_dict`` takes."""
+    rest = directory / REST
+    return {**safetensors.torch.load_file(directory / MODEL), **(_load(rest) if rest.exists() else {})}
+
+
+def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Learning rate, weight decay and the like of each group of parameters."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    copy: list[dict[str, Any]] = copied({"groups": groups})["groups"]
+    return copy
+
+
+def prefer_recipe(
+    optimizer: torch.optim.Optimizer, then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+) -> None:
+    """Undo the loading of those settings that the recipe makes otherwise ``now`` than it did ``then``.
+
+    The others stay as they were at the checkpoint, where a callback or a scheduler may have moved them.
+    """
+    told = {}
+    for group, old, new in zip(optimizer.param_groups, then, now, strict=True):
+        for name in new.keys() & old.keys():
+            if not _same(new[name], old[name]):
+                group[name] = copied({name: new[name]})[name]
+                told[name] = f"{name} {new[name]} instead of {old[name]}"
+    if told:
+        log.warning("the optimizer goes on as the recipe says now: %s", ", ".join(told[name] for name in sorted(told)))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dtype in _DTYPES
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(map(_same, first, second))
+    return type(first) is type(second) and bool(first == second)
+
+
+def _save(state: Any, path: Path) -> None:
+    torch.save(state, path)
+    # Its structure only: a file that the safe loader refuses is no checkpoint.
+    _load(path, "meta")
+
+
+def _load(path: Path, device: str = "cpu") -> Any:
+    """Load with PyTorch's safe loader, which takes tensors and plain values, and NumPy arrays besides."""
+    with torch.serialization.safe_globals(_NUMPY):
+        try:
+            return torch.load(path, map_location=device, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise UsageError(
+                f"the model's or the optimizer's state holds more than tensors, numbers, text and arrays: {error.args[0].splitlines()[0]}",
+                "keep only such values in buffers, param_groups and get_extra_state()",
+            ) from None
+
+
+_NUMPY: list[Any] = [
+    np.ndarray,
+    np.dtype,
+    np.zeros(0).__reduce__()[0],
+    *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"},
+]

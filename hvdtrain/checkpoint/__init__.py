@@ -1,0 +1,1 @@
+"""Checkpoints: what one is (``files``), how it is written (``writer``), which one to resume (``resume``), ``best`` of them."""

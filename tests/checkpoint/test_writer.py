@@ -1,0 +1,223 @@
+"""A checkpoint is whole or not there, and nothing that was saved is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.checkpoint import writer
+from hvdtrain.checkpoint.best import Best
+from hvdtrain.checkpoint.files import Content, latest
+from hvdtrain.checkpoint.resume import resume
+from hvdtrain.checkpoint.writer import Saver, write
+from hvdtrain.comm.local import LocalCommunicator
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.state import TrainState
+from hvdtrain.world import World
+from tests.support import recipes
+from tests.support.checkpoints import COMM, DAMAGES, DATA, save
+from tests.support.harness import ROOT
+
+
+@pytest.fixture
+def adapter():
+    made = recipes.linear().adapter
+    made.setup(COMM)
+    return made
+
+
+def test_the_manifest_lists_every_file_with_its_sum(tmp_path, adapter):
+    path = save(tmp_path, 1, adapter)
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    assert set(files) == {"state.json", "model/model.npz", "model/optimizer.npz"}
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [5]), (2, [4, 5]), (9, [1, 2, 3, 4, 5])])
+def test_the_newest_are_kept(tmp_path, adapter, keep, left):
+    for step in range(1, 6):
+        save(tmp_path, step, adapter, keep)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in left]
+
+
+def test_a_newer_damaged_checkpoint_does_not_push_out_the_good_ones(tmp_path, adapter):
+    save(tmp_path, 4, adapter)
+    DAMAGES["a byte flipped"](save(tmp_path, 8, adapter))
+    save(tmp_path, 6, adapter, keep=1)
+    assert latest(tmp_path).state.step == 6
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_checkpoint(tmp_path, adapter):
+    (tmp_path / ".part-step-00000003" / "model").mkdir(parents=True)
+    save(tmp_path, 4, adapter)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_a_failed_write_keeps_the_older_checkpoint_and_leaves_no_part(tmp_path, adapter):
+    save(tmp_path, 1, adapter, keep=1)
+
+    def fail(directory: Path) -> None:
+        (directory / "half").write_text("x")
+        raise RuntimeError("the writer broke")
+
+    with pytest.raises(HvdtrainError, match="could not be written: RuntimeError: the writer broke"):
+        write(tmp_path, Content(TrainState(step=2), DATA), fail, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert latest(tmp_path).state.step == 1
+
+
+def test_a_step_saved_again_replaces_the_first(tmp_path, adapter):
+    save(tmp_path, 1, adapter)
+    write(tmp_path, Content(TrainState(step=1, epoch=4), DATA), adapter.snapshot(), keep=2)
+    assert latest(tmp_path).state.epoch == 4
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_best_is_marked_and_kept_beside_the_newest(tmp_path, adapter):
+    for step, best in enumerate([1, 2, 2, 2, 2], 1):
+        save(tmp_path, step, adapter, 2, best=Best("valid/loss", "min", 0.5, best))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000002", "step-00000004", "step-00000005"]
+    assert resume(tmp_path / "best", adapter, COMM).state.step == 2
+    save(tmp_path, 6, adapter, 2, best=Best("valid/loss", "min", 0.4, 6))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000005", "step-00000006"]
+
+
+class Slow:
+    """An adapter whose checkpoint is written when it is let, or fails."""
+
+    framework = "numpy"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.go, self.error, self.value = threading.Event(), error, 1
+
+    def snapshot(self):
+        value = self.value
+
+        def write_it(directory: Path) -> None:
+            assert self.go.wait(30)
+            if self.error is not None:
+                raise self.error
+            (directory / "model.txt").write_text(str(value))
+
+        return write_it
+
+
+def test_training_goes_on_while_the_copy_is_written_and_the_next_save_waits(tmp_path):
+    adapter = Slow()
+    saver = Saver(tmp_path, adapter, COMM, keep=3)
+    saver.save(lambda: Content(TrainState(step=1), DATA))
+    adapter.value = 2  # a step of the training
+    assert latest(tmp_path) is None
+    threading.Timer(0.2, adapter.go.set).start()
+    saver.save(lambda: Content(TrainState(step=2), DATA))
+    assert (latest(tmp_path).model / "model.txt").read_text() == "1"
+    saver.wait()
+    assert (latest(tmp_path).model / "model.txt").read_text() == "2"
+
+
+def test_an_error_of_the_thread_is_raised_on_all_ranks_by_the_next_collective_call(tmp_path):
+    for call in (lambda saver: saver.save(lambda: Content(TrainState(step=2), DATA)), lambda saver: saver.wait()):
+        adapter = Slow(OSError(5, "a bad disk"))
+        saver = Saver(tmp_path, adapter, COMM, keep=3)
+        saver.save(lambda: Content(TrainState(step=1), DATA))
+        adapter.go.set()
+        saver.close()
+        assert saver.failed
+        with pytest.raises(HvdtrainError, match=r"step-00000001 could not be written: OSError: .*a bad disk") as caught:
+            call(saver)
+        assert caught.value.on_all_ranks
+        assert not saver.failed
+
+
+def test_ranks_that_wait_for_a_long_write_meet_again_and_again(tmp_path, monkeypatch):
+    """A rank in one collective for as long as the disk takes would count as stalled."""
+    monkeypatch.setattr(writer, "_PATIENCE_S", 0.02)
+    met: list[str] = []
+
+    class Counting(LocalCommunicator):
+        def allreduce(self, values, *, name, op="sum"):
+            met.append(name)
+            return super().allreduce(values, name=name)
+
+    adapter = Slow()
+    saver = Saver(tmp_path, adapter, Counting(World()), keep=3)
+    saver.save(lambda: Content(TrainState(step=1), DATA))
+    threading.Timer(0.3, adapter.go.set).start()
+    saver.wait()
+    assert met.count("checkpoint/written") > 5
+    assert latest(tmp_path).state.step == 1
+
+
+KILLED = """
+import os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from hvdtrain.adapters.linear import LinearAdapter
+from hvdtrain.checkpoint.files import Content, latest
+from hvdtrain.checkpoint.writer import Saver
+from hvdtrain.state import TrainState
+from tests.support.checkpoints import COMM, DATA
+
+run, random = Path({run!r}), random.Random(7)
+adapter = LinearAdapter(40_000, 5)
+adapter.setup(COMM)
+
+def save_for_ever(first):
+    saver = Saver(run, adapter, COMM, keep=2)
+    for step in range(first, first + 100_000):
+        adapter.weights[:] = adapter.velocity[:] = step
+        saver.save(lambda: Content(TrainState(step=step), DATA))
+
+last, broken = 0, 0
+for kill in range(50):
+    child = os.fork()
+    if child == 0:
+        save_for_ever(last + 1)
+    time.sleep(random.uniform(0.001, 0.08) + (0.2 if kill == 0 else 0))  # the first one must get one done
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    broken += any(run.glob(".part-*"))
+    found = latest(run)
+    assert found is not None and found.state.step >= last, (kill, found)
+    adapter.load(found.model)
+    assert (adapter.weights == found.state.step).all() and (adapter.velocity == found.state.step).all()
+    last = found.state.step
+print(broken, last)
+"""
+
+
+def test_a_writer_killed_at_fifty_random_moments_always_leaves_a_whole_checkpoint(tmp_path):
+    code = KILLED.format(root=str(ROOT), run=str(tmp_path / "run"))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "damaged" not in result.stderr
+    broken, last = map(int, result.stdout.split())
+    print(f"50 kills, {broken} of them while a checkpoint was written; the last one of step {last}")
+    assert broken > 5
+
+
+@pytest.mark.skipif("not __import__('os').geteuid() == 0", reason="mounting a small file system needs root")
+@pytest.mark.parametrize("framework", ["linear", "torch", "keras"])
+def test_a_full_disk_says_so_and_keeps_the_old_checkpoint(tmp_path, framework):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(small)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no mount here: {mounted.stderr.decode().strip()}")
+    try:
+        adapter = getattr(recipes, framework)().adapter
+        adapter.setup(COMM)
+        adapter.train_step(recipes.arrays(8), lr=None, weight=1.0)
+        write(small, Content(TrainState(step=1), DATA), adapter.snapshot(), keep=1)
+        free = shutil.disk_usage(small).free
+        (small / "filler").write_bytes(b"x" * (free - 4096))
+        with pytest.raises(HvdtrainError, match="the disk is full"):
+            write(small, Content(TrainState(step=2), DATA), adapter.snapshot(), keep=1)
+        assert resume(small, adapter, COMM).state.step == 1
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
