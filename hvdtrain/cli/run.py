@@ -37,6 +37,7 @@ from hvdtrain.launch import (
     fit,
     frames,
     hostfile,
+    local_hosts,
     nics,
     output,
     probe,
@@ -318,7 +319,7 @@ def _job(
     job_name = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.errors is not None else {}
     job = Job(
         argv=work.argv,
-        hosts=hosts,
+        hosts=local_hosts(hosts, detect.own_names(), detect.own_user()),
         np=np,
         env={**_defaults(base), **selection.values, **job_name},
         controller=controller,

@@ -6,6 +6,7 @@ is what ``run`` does, and nearly all of launching is tested with ``==``.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,9 @@ from hvdtrain.world import is_identity
 
 #: Linux's limit for one argument, with the zero byte at its end.
 MAX_ARGUMENT = 128 * 1024
+
+#: And for all arguments and variables of a process, less what this shell's own variables may take of it.
+MAX_COMMAND = 2 * 1024 * 1024 - 64 * 1024
 
 #: Time for a rank to end by itself when the job is ended; Open MPI kills after one second by default.
 GRACE_S = 0.7
@@ -131,14 +135,19 @@ class Job:
         return f"{self.launch_dir}/{name}"
 
 
+def size_of(word: str) -> int:
+    """Bytes of an argument or a variable, with the zero byte at its end."""
+    return len(word.encode(errors="surrogateescape")) + 1
+
+
 def check_lengths(argv: Sequence[str], hint: str) -> None:
     """UsageError if an argument is longer than the kernel takes; ``hint`` says what makes it shorter."""
     for before, word in zip(("", *argv), argv, strict=False):
-        size = len(word.encode(errors="surrogateescape"))
-        if size >= MAX_ARGUMENT:
+        size = size_of(word)
+        if size > MAX_ARGUMENT:
             what = f"the value of {before}" if before.startswith("-") else "an argument"
             raise UsageError(
-                f"{what} would be {size:,} bytes long, and Linux takes {MAX_ARGUMENT - 1:,} (it begins {shown(word, 40)!r})",
+                f"{what} would be {size - 1:,} bytes long, and Linux takes {MAX_ARGUMENT - 1:,} (it begins {shown(word, 40)!r})",
                 hint,
             )
 
@@ -162,6 +171,19 @@ class Command:
 
     def __post_init__(self) -> None:
         check_lengths(self.argv, "use fewer hosts, neighbours with equal slots, whole hosts instead of chosen devices")
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        for name, text in zip(self.env, variables, strict=True):
+            if size_of(text) > MAX_ARGUMENT:
+                raise UsageError(
+                    f"the variable {name} would be {size_of(text):,} bytes long, and Linux takes {MAX_ARGUMENT:,}",
+                    "leave it out, or write it to a file that the program reads",
+                )
+        size = sum(size_of(word) + 8 for word in (*self.argv, *variables))
+        if size > MAX_COMMAND:
+            raise UsageError(
+                f"the arguments and variables would be {size:,} bytes long in all, and a process takes {MAX_COMMAND:,}",
+                "write them to a file that the program reads",
+            )
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of the process, where ``base`` is ours."""
@@ -177,14 +199,17 @@ class Command:
         words: list[str] = []
         for name, value in sorted(self.env.items()):
             before = base.get(name, "")
-            if name in self.secrets and (before != value or not self.inherit):
+            if not _PLAIN_NAME.fullmatch(name):  # it has no "$NAME", and may hold anything
+                shown_value = f'"$(printenv -- {shlex.quote(name)})"' if name in self.secrets else shlex.quote(value)
+                words.append(f"{shlex.quote(f'{name}=')}{shown_value}")
+            elif name in self.secrets and (before != value or not self.inherit):
                 words.append(f'{name}="${name}"')
             elif before and value == before:
                 words += [] if self.inherit else [f'{name}="${name}"']
             elif before and value.endswith(f":{before}"):
                 words.append(f'{name}={shlex.quote(value.removesuffix(before))}"${name}"')
             else:
-                words.append(f"{shlex.quote(name)}={shlex.quote(value)}")
+                words.append(f"{name}={shlex.quote(value)}")
         drops = [word for name in sorted(base) if is_identity(name) and name not in self.env for word in ("-u", name)]
         if words or drops or not self.inherit:
             words = ["env", *(drops if self.inherit else ("-i",)), *words]
@@ -195,10 +220,15 @@ class Command:
         parts = []
         for path, text in self.files.items():
             end = "HVDTRAIN_END"
+            while end in text:
+                end += "_"
             parts.append(f"mkdir -p {shlex.quote(str(Path(path).parent))}\n")
             parts.append(f"cat > {shlex.quote(path)} <<'{end}'\n{text.removesuffix(chr(10))}\n{end}\n")
             parts.append(f"chmod +x {shlex.quote(path)}\n" if text.startswith("#!") else "")
         return "".join(parts) + self.shell(base)
+
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class Launcher(Protocol):
@@ -228,6 +258,29 @@ def start_argv(python: str) -> tuple[str, ...]:
 def is_this_machine(name: str) -> bool:
     """Whether the name says by itself that it is this machine: localhost, 127.x.x.x or ::1. Nothing is resolved here."""
     return name.lower() in ("localhost", "::1") or (name.startswith("127.") and name.replace(".", "").isdigit())
+
+
+def local_hosts(hosts: Sequence[Host], here: frozenset[str], user: str) -> tuple[Host, ...]:
+    """The hosts with this machine named as every launcher knows it: ``localhost``, without a user.
+
+    A machine's own name may resolve to nothing, or to an address that a launcher does not take for its own; so it stays only
+    where other hosts have to know it. ``user`` is who we are.
+
+    Raises:
+        UsageError: ranks on this machine for another user, whom no launcher would ask for.
+    """
+    named = []
+    for host in hosts:
+        is_own = host.name.lower() in here
+        if not (is_own or is_this_machine(host.name)):
+            named.append(host)
+            continue
+        if host.user not in ("", user):
+            raise UsageError(
+                f"ranks on this machine run as {user}, not as {host.user} ({host.login})", f"leave '{host.user}@' out"
+            )
+        named.append(replace(host, user="", name=host.name if is_own and len(hosts) > 1 else "localhost"))
+    return tuple(named)
 
 
 def colon_list(hosts: Sequence[Host]) -> str:

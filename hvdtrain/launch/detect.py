@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,7 @@ class Found:
     ssh: str = ""
     system: str = ""
     root: bool = False
+    home: str = ""
     python: str = sys.executable
 
 
@@ -71,9 +73,20 @@ def own_names() -> frozenset[str]:
     return frozenset({name, name.partition(".")[0]})
 
 
+def own_user() -> str:
+    """Who we are; a number where the machine has no name for it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def look(environ: Mapping[str, str]) -> Found:
     """Look at this machine."""
     mpi, problem = None, ""
+    home = "" if environ.get("HOME") else os.path.expanduser(f"~{own_user()}")  # Open MPI 5 ends without it
+    home = "/" if home.startswith("~") else home
+    environ = {**environ, **({"HOME": home} if home else {})}
     mpirun = find("mpirun", environ)
     if mpirun:
         try:
@@ -103,6 +116,7 @@ def look(environ: Mapping[str, str]) -> Found:
         ssh=shutil.which("ssh", path=environ.get("PATH")) or "",
         system=system,
         root=os.geteuid() == 0,
+        home=home,
     )
 
 
@@ -198,6 +212,6 @@ def _build(name: str, found: Found) -> Launcher | None:
         if found.mpi is None:
             return None
         if found.mpi.kind == "openmpi":
-            return OpenMpi(found.mpi, found.root)
+            return OpenMpi(found.mpi, found.root, found.home)
         return Hydra(found.mpi, "" if any(found.environ.get(name) for name in _AGENTS) else found.ssh)
     raise UsageError(f"unknown launcher '{name}'", f"use one of {', '.join(LAUNCHERS)}")

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import posixpath
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import MAX_ARGUMENT, Command, Job, colon_list, environment, ssh
+from hvdtrain.launch import MAX_ARGUMENT, Command, Job, colon_list, environment, size_of, ssh
 from hvdtrain.launch.limits import Limits
 from hvdtrain.launch.mpi import Mpi, with_folder_first
 from hvdtrain.world import is_identity
+
+#: Bytes of the words and variables that horovodrun adds to a command of its own.
+_ITS_OWN = 2048
 
 #: What horovodrun itself and the ssh or mpirun below it need, beside the ranks' variables.
 _NEEDS = (
@@ -44,19 +48,22 @@ class Horovodrun:
         return ""
 
     def command(self, job: Job) -> Command:
-        self.limits.check(job)
         gloo = job.controller == "gloo" or job.elastic is not None
+        self.limits.check(job, frozenset() if gloo or self.mpi is None else self.mpi.taken)
         mpi = None if gloo else self._mpi_for(job)
         argv = [*_elsewhere(job), self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:
             argv += ["--network-interfaces", ",".join(job.nics)]
         argv += job.launcher_args if mpi is None else _mpi_args(mpi, job)
         argv += [f"--start-timeout={start_timeout_s(len(job.hosts))}", *job.argv]
-        if len(shlex.join(argv)) > MAX_ARGUMENT // 2:  # its whole line is one argument of sh, with quotes of its own
-            raise UsageError(
-                f"the command for {len(job.hosts)} hosts is too long for horovodrun", "use --launcher mpirun or srun"
-            )
         env, files = self._environment(job, mpi), {}
+        size = _longest_argument(job, argv, env, gloo=gloo)
+        if size > MAX_ARGUMENT:
+            what = f"horovodrun puts the command for {len(job.hosts)} hosts{' and all variables' if gloo else ''} into one argument"
+            raise UsageError(
+                f"{what}: {size:,} bytes, and Linux takes {MAX_ARGUMENT:,}",
+                "use --launcher mpirun or srun" if not gloo else "use fewer or shorter arguments and variables",
+            )
         if self.ssh and job.is_remote:
             path, text = ssh.for_horovodrun(job, self.ssh)
             files[path] = text
@@ -111,6 +118,15 @@ class Horovodrun:
                 "use --launcher mpirun, or let the job read a file",
             )
         return values
+
+
+def _longest_argument(job: Job, argv: list[str], env: Mapping[str, str], *, gloo: bool) -> int:
+    """About how long the argument will be that it makes for a shell."""
+    if not gloo:
+        return len(shlex.join(argv).encode(errors="surrogateescape")) + sum(len(name) + 4 for name in env) + _ITS_OWN
+    words = [*(f"{name}={shlex.quote(value)}" for name, value in env.items()), shlex.join(job.argv)]
+    line = " ".join(words)
+    return size_of(shlex.quote(line) if job.is_remote else line) + _ITS_OWN
 
 
 def _elsewhere(job: Job) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class Hydra:
         return ""
 
     def command(self, job: Job) -> Command:
-        self.limits.check(job)
+        self.limits.check(job, self.mpi.taken)
         intel = self.mpi.kind == "intel"
         listed = "".join(map(_line, job.hosts))
         if intel:  # it counts slots only in a file
@@ -40,7 +40,9 @@ class Hydra:
         argv = [self.mpi.mpirun, "-np", str(job.np), *hosts]
         passed = environment.of_ranks(job)
         env = dict(passed)
-        if job.is_remote and self.ssh:
+        if not job.is_remote:
+            argv += ["-launcher", "fork"]  # else variables of a batch system make it use srun and its like
+        elif self.ssh:
             path, text = ssh.for_hydra(job, self.ssh)
             files = {**files, path: text}
             argv += ["-launcher", "ssh", "-launcher-exec", path]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from hvdtrain.errors import UsageError
@@ -22,9 +22,17 @@ class Limits:
     arguments: bool = True  # of the user's, for the launcher itself
     instead: str = "give the host a name in ~/.ssh/config (HostName, User, Port) and use that name"
 
-    def check(self, job: Job) -> None:
-        """UsageError with everything that the job asks for and this launcher cannot do."""
+    def check(self, job: Job, taken: Set[str] = frozenset()) -> None:
+        """UsageError with everything that the job asks for and this launcher cannot do.
+
+        ``taken`` are words that it acts on wherever they stand. Our relay has them guarded.
+        """
         found = dict(self._beyond(job))
+        if not job.tagged:
+            words = [f"'{word}'" for word in job.argv if word in taken]
+            words = [f"'{job.argv[0]}', which is no program", *words] if job.argv[0].startswith("-") else words
+            if words and self.arguments:
+                found[f"{self.title} takes words of the program for its own: {', '.join(words[:8])}"] = "leave --no-relay out"
         if found:
             raise UsageError("\n".join(found), "; ".join(dict.fromkeys(found.values())))
 

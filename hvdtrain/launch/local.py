@@ -77,7 +77,8 @@ class _Ranks:
         prepare = linux.dies_with_us(signal.SIGTERM, let_through)
         for rank in range(size):
             env = {**os.environ, **rank_environment(rank, size, port)}
-            process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, preexec_fn=prepare)
+            stdin = None if rank == 0 else subprocess.DEVNULL  # as every launcher does
+            process = subprocess.Popen(argv, env=env, stdin=stdin, preexec_fn=prepare)
             self._running[process.pid] = process
 
     def wait(self) -> int:

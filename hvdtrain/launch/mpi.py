@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +15,14 @@ Kind = Literal["openmpi", "mpich", "intel"]
 
 _TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
 _SYSTEM_PREFIXES = ("", "/", "/usr")
+_PARAMETERS = ("mca", "gmca", "omca", "tune", "am", "amca")
+_TAKEN_4 = frozenset({":", *(f"{dash}{name}" for dash in ("-", "--") for name in _PARAMETERS)})
+_TAKEN: Mapping[Kind, frozenset[str]] = {
+    "openmpi": _TAKEN_4
+    | {f"--{name}" for name in ("prtemca", "pmixmca", "map-by", "bind-to", "rank-by", "runtime-options", "with-ft")},
+    "mpich": frozenset({":"}),
+    "intel": frozenset({":", "-configfile", "--configfile"}),
+}
 #: From this many hosts on, they go into a file: a single argument may not be longer than 128 KiB.
 _FILE_FROM = 256
 
@@ -39,6 +47,11 @@ class Mpi:
     def mca(self) -> str:
         """The option that sets a parameter of Open MPI's launching part, which is a project of its own since version 5."""
         return "-mca" if self.major < 5 else "--prtemca"
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Words that its mpirun takes for its own, or rewrites, also where they stand behind the program's name."""
+        return _TAKEN_4 if self.kind == "openmpi" and self.major < 5 else _TAKEN[self.kind]
 
     def daemon_args(self, job: Job) -> tuple[str, ...]:
         """Open MPI's options for its daemons on other hosts: where they are, and how to notice that a host went silent."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hvdtrain.launch import Command, Host, Job, dialects, environment
+from hvdtrain.errors import UsageError
+from hvdtrain.launch import MAX_ARGUMENT, Command, Host, Job, dialects, environment, size_of
 from hvdtrain.launch.limits import Limits
 from hvdtrain.launch.mpi import Mpi, host_args
 
 
 @dataclass(frozen=True)
 class OpenMpi:
-    """``root``: mpirun refuses to run as root unless it is told that this is meant."""
+    """``root``: mpirun refuses to run as root unless it is told that this is meant. ``home`` is for a shell that names none."""
 
     mpi: Mpi
     root: bool = False
+    home: str = ""
     name: str = "mpirun"
     limits: ClassVar[Limits] = Limits("Open MPI's mpirun", users=True, odd_variables=True)
 
@@ -23,7 +25,7 @@ class OpenMpi:
         return ""
 
     def command(self, job: Job) -> Command:
-        self.limits.check(job)
+        self.limits.check(job, self.mpi.taken)
         five = self.mpi.major >= 5
         mca = "--mca" if five else "-mca"
         argv = [self.mpi.mpirun, *(["--allow-run-as-root"] if self.root else []), "-np", str(job.np)]
@@ -32,6 +34,10 @@ class OpenMpi:
         argv += ["--bind-to", "none", "--map-by", "slot"]
         if not five and "btl" not in job.launcher_args:
             argv += [mca, "btl", "^openib"]  # gone in 5; in 4 it warns on every InfiniBand host, which UCX serves
+        if not job.is_remote and len(job.hosts) == 1:
+            # What a batch system's variables say is of no matter on this machine, nor whether there is an ssh.
+            for part, value in (("plm", "ssh" if five else "isolated"), ("ras", "^slurm,tm,pbs,lsf,gridengine,alps")):
+                argv += [self.mpi.mca, part, value] if part not in job.launcher_args else []
         if job.tagged:
             argv += ["--output", "tag"] if five else ["--tag-output"]
         argv += [*self.mpi.daemon_args(job), *self.mpi.ssh_args(job)]
@@ -40,7 +46,21 @@ class OpenMpi:
         env = environment.of_ranks(job)
         for name in sorted(env):
             argv += ["-x", name]
-        return Command((*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env))
+        if self.home:
+            env["HOME"] = self.home
+        command = Command((*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env))
+        _check_arguments(job)
+        return command
+
+
+def _check_arguments(job: Job) -> None:
+    """It gives each rank all arguments once more, in one variable."""
+    size = size_of(f"OMPI_ARGV={' '.join(job.argv[1:])}")
+    if size > MAX_ARGUMENT:
+        raise UsageError(
+            f"the arguments would be {size:,} bytes long in all, and Open MPI takes {MAX_ARGUMENT:,}",
+            "write them to a file that the program reads",
+        )
 
 
 def _hostfile(job: Job) -> str:

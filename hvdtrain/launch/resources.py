@@ -78,7 +78,7 @@ def gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
         if not item.strip() or item.strip().startswith("-") or item.strip() == "NoDevFiles":
             break  # CUDA stops reading at the first one that it does not know
         devices.append(item.strip())
-    return tuple(devices)
+    return tuple(dict.fromkeys(devices))  # one that is named twice is one device
 
 
 def gpus_are_bound(environ: Mapping[str, str]) -> bool:

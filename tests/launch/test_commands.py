@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.launch import Command, Elastic, Host, Job, Launcher, Ssh, fit, hostfile, place, relay
+from hvdtrain.launch import Command, Elastic, Host, Job, Launcher, Ssh, fit, hostfile, local_hosts, place, relay
 from hvdtrain.launch.horovodrun import Horovodrun
 from hvdtrain.launch.hydra import Hydra
 from hvdtrain.launch.jsrun import Jsrun
@@ -154,6 +154,47 @@ def test_horovodrun_gives_the_devices_of_this_shell_to_this_machine_alone(name: 
     assert ("CUDA_VISIBLE_DEVICES" in command.env, bool(command.files)) == (given, not given)
 
 
+ODD = {"A;touch PWN1;": "1;touch PWN2", "X\nTOKEN$(touch PWN3)": "s3cret", "P.Q": 'a"b', "FOO.TOKEN": "hunter2"}
+
+
+@pytest.mark.parametrize("inherit", [True, False])
+@pytest.mark.parametrize("base", [{}, ODD, dict.fromkeys(ODD, "x")])
+def test_a_printed_line_runs_nothing_that_a_variable_s_name_or_a_file_says(
+    base: dict[str, str], inherit: bool, tmp_path: Path
+) -> None:
+    program = "import os; print(ascii(sorted(os.environ.items())))"
+    files = {f"{tmp_path}/file": "a\nHVDTRAIN_END\ntouch PWN4\n"}
+    command = Command((sys.executable, "-c", program), ODD, inherit=inherit, files=files, secrets=frozenset(list(ODD)[1::2]))
+    env = {"PATH": os.environ["PATH"], **base}
+    done = subprocess.run(
+        ["bash", "-c", command.script(env)], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == files[f"{tmp_path}/file"]
+    for name in list(ODD)[::2]:
+        assert ascii((name, ODD[name])) in done.stdout
+    assert "hunter2" not in command.script(env)
+
+
+LOCAL_HOSTS = {
+    (Host("LocalHost", 2),): (Host("localhost", 2),),
+    (Host("127.0.0.5", 2, "al"),): (Host("localhost", 2),),
+    (Host("ME.x.org", 2),): (Host("localhost", 2),),
+    (Host("Me", 1), Host("node2", 1, "bo")): (Host("Me", 1), Host("node2", 1, "bo")),
+    (Host("::1", 1), Host("node2", 1)): (Host("localhost", 1), Host("node2", 1)),
+}
+
+
+@pytest.mark.parametrize("hosts", LOCAL_HOSTS)
+def test_this_machine_is_told_to_launchers_by_a_name_that_all_know(hosts: tuple[Host, ...]) -> None:
+    assert local_hosts(hosts, frozenset({"me", "me.x.org"}), "al") == LOCAL_HOSTS[hosts]
+
+
+def test_no_launcher_would_ask_for_another_user_on_this_machine() -> None:
+    with pytest.raises(UsageError, match=r"run as al, not as bo \(bo@localhost\)"):
+        local_hosts((Host("localhost", 1, "bo"),), frozenset(), "al")
+
+
 def test_horovodrun_inside_a_job_hands_on_no_stale_rank() -> None:
     shell = {**BASE, "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "3", "OMPI_MCA_btl": "tcp"}
     command = Horovodrun("horovodrun", OMPI4, tuple(shell.items())).command(job(LOCAL))
@@ -176,7 +217,36 @@ REFUSED = {
     "mpich": (horovodrun(Mpi("mpich", (5, 0, 2), "mpirun")), job(), "horovodrun does not recognise MPICH 5.0.2"),
     "intel": (horovodrun(INTEL), job(), "horovodrun takes no unequal slots with Intel MPI .node1:3,node2:1."),
     "no mpi": (horovodrun(None), job(), "horovodrun --mpi needs mpirun"),
-    "too many": (horovodrun(), job(tuple(Host(f"node{n:05}", 8) for n in range(10_000))), "too long for horovodrun"),
+    "too many": (
+        horovodrun(),
+        job(tuple(Host(f"node{n:05}", 8) for n in range(11_000))),
+        "the command for 11000 hosts into one argument",
+    ),
+    "too many variables": (
+        horovodrun(),
+        Job(("x",), LOCAL, 2, {f"V{n}": "x" * 50_000 for n in range(3)}, "gloo"),
+        "and all variables into one argument: 15[0-9],[0-9]+ bytes, and Linux takes 131,072",
+    ),
+    "too many arguments": (
+        OpenMpi(OMPI5),
+        Job(("x",) + ("y" * 9999,) * 20, LOCAL, 2),
+        "200,010 bytes long in all, and Open MPI",
+    ),
+    "too much in all": (Hydra(MPICH), Job(("x",) + ("y" * 9999,) * 210, LOCAL, 2), "would be 2,101,[0-9]+ bytes long in all"),
+    "too long a variable": (Hydra(MPICH), Job(("x",), LOCAL, 2, {"BIG": "x" * 131_068}), "BIG would be 131,073 bytes long"),
+    "option as program": (
+        Hydra(MPICH),
+        Job(("-x", "A=1"), LOCAL, 2),
+        "words of the program for its own: '-x', which is no program",
+    ),
+    "option of srun as program": (Srun("srun"), Job(("-x", "A=1"), LOCAL, 2), "srun takes words of the program"),
+    "options behind the program": (
+        OpenMpi(OMPI4),
+        Job(("x", "--mca", "a", "b", ":", "--tune", "f", "--map-by"), LOCAL, 2),
+        "Open MPI's mpirun takes words of the program for its own: '--mca', ':', '--tune'\n",
+    ),
+    "options behind the program, 5": (OpenMpi(OMPI5), Job(("x", "--map-by", "a"), LOCAL, 2), "for its own: '--map-by'"),
+    "options behind the program, mpi": (horovodrun(), Job(("x", ":", "y"), LOCAL, 2), "horovodrun takes .*: ':'"),
     "gloo secret": (horovodrun(), Job(("x",), LOCAL, 2, {"MY_TOKEN": "s"}, "gloo"), "would show the secret MY_TOKEN"),
     "odd name": (horovodrun(), Job(("x",), LOCAL, 2, {"A.B": "s"}), "cannot pass the variable 'A.B'"),
     "elastic": (OpenMpi(OMPI4), job(elastic=Elastic(1, 2, "d")), "Open MPI's mpirun cannot change the number of ranks"),

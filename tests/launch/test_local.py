@@ -36,6 +36,12 @@ def test_every_rank_runs_and_the_job_ends_with_0() -> None:
     assert err == ""
 
 
+def test_rank_0_alone_reads_what_the_launcher_is_given() -> None:
+    job = Job(("/bin/sh", "-c", "echo $HOROVOD_RANK $(cat)"), (Host("localhost", 2),), 2, controller="gloo")
+    done = subprocess.run(LOCAL.command(job).argv, input="hi\n", capture_output=True, text=True, timeout=30, check=True)
+    assert sorted(done.stdout.splitlines()) == ["0 hi", "1"]
+
+
 @pytest.mark.parametrize(("how", "code"), [("exit 7", 7), ("kill -9 $$", 137)])
 def test_a_failed_rank_ends_the_others_and_gives_its_code(how: str, code: int) -> None:
     started = time.monotonic()
@@ -59,7 +65,7 @@ def test_a_signal_ends_all_ranks(trap: str, tmp_path: Path) -> None:
 
 def test_a_signal_during_the_start_reaches_the_ranks_that_are_started_later_too(tmp_path: Path) -> None:
     """Ranks that end with 0 when they are told: none of them fails, which would end the others."""
-    script = f"trap 'kill $!; exit 0' TERM; touch {tmp_path}/$HOROVOD_RANK; sleep 60 & wait"
+    script = f"trap 'kill $!; exit 0' TERM; touch {tmp_path}/$HOROVOD_RANK; sleep 60 >&- 2>&- & wait"
     running = popen(40, script, grace_s=10)
     while not list(tmp_path.iterdir()):
         assert running.poll() is None

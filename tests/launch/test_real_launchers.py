@@ -98,12 +98,21 @@ def test_arguments_and_environment_arrive_unchanged_at_every_rank(launcher: str,
         assert report["env"]["GIVEN"] == "a=b 'c'"
 
 
+#: A shell that was in a Slurm job and in a rank of Open MPI's, with neither ssh nor home.
+STALE = {
+    **{"SLURM_JOB_ID": "5", "SLURM_JOBID": "5", "SLURM_NODELIST": "gone", "SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": "2"},
+    **{"OMPI_UNIVERSE_SIZE": "7", "OMPI_MCA_ess": "^singleton", "OMPI_MCA_orte_ess_num_procs": "1", "PMIX_RANK": "0"},
+    **{"OMPI_MCA_orte_xml_output": "1", "OMPI_MCA_orte_launch": "1", "PRTE_LAUNCHED": "1", "PMI_FD": "9"},
+    **{"PATH": "/nowhere", "HOME": ""},
+}
+
+
 @pytest.mark.parametrize("launcher", [name for name, (mpi, _) in LAUNCHERS.items() if name.startswith("openmpi4") or mpi])
 def test_the_ranks_meet_over_the_mpi_whose_mpirun_started_them(launcher: str, tmp_path: Path) -> None:
     program = (
         "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.allreduce(c.rank + 1), MPI.Get_library_version().splitlines()[0])"
     )
-    running = hvdtrain(launcher, "--", python_of(launcher), "-c", program, cwd=tmp_path)
+    running = hvdtrain(launcher, "-H", "localhost:2", "--", python_of(launcher), "-c", program, cwd=tmp_path, env=STALE)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 0, out + err
     library = OTHERS[LAUNCHERS[launcher][0]][1] if LAUNCHERS[launcher][0] else "Open MPI v4"

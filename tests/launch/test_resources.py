@@ -70,10 +70,11 @@ def test_threads_are_the_cpus_over_the_local_ranks(cpus: int, ranks: int, thread
 
 
 GPUS = {"4,5": ("4", "5"), "": (), "-1": (), "0,-1,1": ("0",), "GPU-8d,GPU-9e": ("GPU-8d", "GPU-9e"), "NoDevFiles": ()}
+GPUS["3,0,3"] = ("3", "0")
 
 
 @pytest.mark.parametrize("value", GPUS)
-def test_visible_devices_are_read_as_cuda_reads_them(value: str, tmp_path: Path) -> None:
+def test_visible_devices_are_read_as_cuda_reads_them_and_each_counts_once(value: str, tmp_path: Path) -> None:
     assert resources.gpus({"CUDA_VISIBLE_DEVICES": value}, tmp_path) == GPUS[value]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.cli import main
+from hvdtrain.launch import relay
 from hvdtrain.rundir import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
@@ -28,13 +29,13 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def argv_of(line: str) -> list[str]:
-    """The words after ``env NAME=VALUE ...``."""
+    """The words after ``env NAME=VALUE ...``, those of the program as the relay starts it."""
     words = shlex.split(line)
     if words[0] == "env":
         del words[0]
         while words[0] == "-i" or "=" in words[0]:
             del words[0]
-    return words
+    return list(map(relay.unguarded, words))
 
 
 @pytest.mark.usefixtures("_here")
@@ -100,6 +101,9 @@ REFUSED = {
     ("run", "-np", "0", "recipe.py"): "-np must be a positive integer, got 0",
     ("run", "-H", "a:2,-oProxyCommand=x:2", "recipe.py"): "-H, item 2: host name '-oProxyCommand=x' begins with '-'",
     ("run", "-H", "a", "--strict", "recipe.py"): "-H, item 1: 'a' has no slots",
+    ("run", "-H", "nosuchuser@localhost", "recipe.py"): "ranks on this machine run as ",
+    ("run", "--env", "HOROVOD_CONTROLLER=gloo", "recipe.py"): "HOROVOD_CONTROLLER=gloo for the ranks contradicts --mpi",
+    ("run", "--launcher", "mpirun", "--no-relay", "--", "-x", "A=1"): "Open MPI's mpirun takes words of the program for its own: '-x', which",
 }
 
 
@@ -145,7 +149,7 @@ def test_without_a_recipe_the_ranks_train_what_the_config_file_names(_here: Path
     for text, ends in (("recipe: recipe.py", "train --run-dir runs/recipe-2"), ("recipe: recipe.py\nrun_dir: x", "train")):
         config.write_text(text)
         assert main(words) == 0
-        assert re.search(rf" -m hvdtrain {ends}[-0-9]*$", capsys.readouterr().out.rstrip())
+        assert re.search(rf" -m hvdtrain {ends}[-0-9]*$", " ".join(argv_of(capsys.readouterr().out)))
     config.write_text("epochs: 1")
     assert main(words) == 2
     assert "Error: hvdtrain.yaml names no recipe\n" in capsys.readouterr().err
@@ -369,3 +373,9 @@ def test_an_elastic_job_is_horovodruns(_here: Path, capsys: pytest.CaptureFixtur
     argv = argv_of(capsys.readouterr().out.splitlines()[-1])
     assert argv[1:9] == ["-np", "2", "--min-np", "2", "--max-np", "4", "--host-discovery-script", str(_here / "ok.sh")]
     assert "-H" not in argv[: argv.index("relay")]
+
+
+@pytest.mark.parametrize("name", ["127.0.0.5", "LocalHost", os.uname().nodename, os.uname().nodename.upper()])
+def test_this_machine_by_any_of_its_names_is_a_local_job(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-H", f"{name}:1", "--launcher", "mpirun", "--", "echo", "hi"]) == 0
+    assert capfd.readouterr().out == f"[0 {os.uname().nodename}] hi\n"
