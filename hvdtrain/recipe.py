@@ -235,6 +235,11 @@ def defaults(function: RecipeFunction) -> dict[str, Any]:
     return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
+def arguments(function: RecipeFunction, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the recipe's parameters under ``settings``."""
+    return defaults(function) | _convert_all(function, settings)
+
+
 def _name(function: RecipeFunction) -> str:
     return str(getattr(function, "__name__", None) or getattr(function, "func", type(function)).__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -45,6 +46,23 @@ def _stops_at(values: list[float], **options: Any) -> int | None:
 )
 def test_when_training_stops(values: list[float], options: dict[str, Any], stop: int | None) -> None:
     assert _stops_at(values, **options) == stop
+
+
+def test_a_resumed_run_goes_on_counting_and_one_that_goes_on_after_its_end_waits_anew() -> None:
+    first = EarlyStopping(patience=2, mode="max")
+    for value in (1.0, 2.0, 2.0):
+        assert first.on_evaluate(TrainState(), {"valid/loss": value}) is None
+    state = json.loads(json.dumps(first.state_dict()))
+    resumed = EarlyStopping(patience=2, mode="max")
+    resumed.load_state_dict(state)
+    assert resumed.on_evaluate(TrainState(), {"valid/loss": 2.0}) is not None
+    again = EarlyStopping(patience=2, mode="max")
+    again.load_state_dict(resumed.state_dict())
+    assert again.on_evaluate(TrainState(), {"valid/loss": 2.0}) is None
+    assert again.on_evaluate(TrainState(), {"valid/loss": 2.0}) is not None
+    other = EarlyStopping("valid/accuracy", patience=2, mode="max")
+    other.load_state_dict(state)  # of another figure
+    assert other.best == math.inf
 
 
 def test_the_reason_names_the_figure_and_how_long_it_waited() -> None:

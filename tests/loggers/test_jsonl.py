@@ -46,6 +46,19 @@ def test_a_resumed_run_adds_to_what_is_there(tmp_path: Path) -> None:
     assert [line["step"] for line in read_json_lines(tmp_path / "m.jsonl")] == [1, 2, 3]
 
 
+def test_what_lies_after_the_step_of_a_resumed_run_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    _log(path, 1, 2, 3)
+    with path.open("a") as file:
+        file.write("a note of somebody's\n")
+    _log(path, 4, 5)
+    JsonLinesLogger(path, 3).close()
+    assert [line[:9] for line in path.read_text().splitlines()] == ['{"time": '] * 3 + ["a note of"]
+    JsonLinesLogger(path, 0).close()
+    assert path.read_text() == "a note of somebody's\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["m.jsonl"]
+
+
 @pytest.mark.parametrize("part", ['{"time": 1, "st', "{", '{"step": 3}'])
 def test_a_line_that_a_killed_run_left_unfinished_damages_no_other(tmp_path: Path, part: str) -> None:
     path = tmp_path / "m.jsonl"
