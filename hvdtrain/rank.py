@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
@@ -169,4 +170,24 @@ def _reason(rank: Rank, error: BaseException) -> tuple[str, str, int]:
         code = error.code if isinstance(error.code, int) and error.code else 1
         return f"sys.exit({error.code!r}) was called before the end of the training", "", code
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if out_of_memory(error):
+        first = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return f"out of memory{notes}: {first[:200]}", _LESS_MEMORY, 1
     return f"{type(error).__name__}: {error}{notes}", "", 1
+
+
+_LESS_MEMORY = (
+    "use a smaller --batch-size, more ranks, or Update(micro_batch_size=...), which gives the same gradient in parts; "
+    "--resume auto goes on from the last checkpoint"
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the host's or a device's memory was too small, by what Python, NumPy, PyTorch and TensorFlow raise then."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, MemoryError) or names & {"OutOfMemoryError", "ResourceExhaustedError"}:
+        return True
+    return (
+        isinstance(error, RuntimeError)
+        and re.search(r"DefaultCPUAllocator|[Cc]annot allocate memory|out of memory", str(error)) is not None
+    )

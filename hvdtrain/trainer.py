@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain import consistency, lr, metrics
+from hvdtrain.adapters import NotFiniteError
 from hvdtrain.callbacks import Callback
 from hvdtrain.checkpoint.best import Best
 from hvdtrain.checkpoint.files import Checkpoint
+from hvdtrain.checkpoint.resume import changed
 from hvdtrain.checkpoint.run import RunCheckpoints
 from hvdtrain.clock import Clock
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
 from hvdtrain.data.loader import Batch, Loader
-from hvdtrain.data.sampler import Sampler, Share
+from hvdtrain.data.sampler import Sampler, Share, Slice
 from hvdtrain.data.shares import host_shares
 from hvdtrain.data.sources import Source, as_source
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -104,13 +106,14 @@ class Trainer:
         self.resumed: Checkpoint | None = None
         if self.options.keep_best is not None and self.valid is None:
             raise UsageError("--keep-best needs validation data, and the recipe has none", "give it: Recipe(..., valid=...)")
+        self._settings = settings or {}
         self.checkpoints = RunCheckpoints(
             run_dir.checkpoints if run_dir else None,
             self.adapter,
             comm,
             callbacks=self.callbacks,
             data=self._data(),
-            settings=settings or {},
+            settings=self._settings,
             keep=self.options.keep,
             best=None if self.options.keep_best is None else Best.parse(self.options.keep_best),
         )
@@ -119,10 +122,15 @@ class Trainer:
     def total_steps(self) -> int:
         """Steps at the end of the run, as it looks from here, if nothing stops it earlier."""
         left = 0
-        if self.state.epoch < self.recipe.epochs:
+        if self.state.epoch < self.recipe.epochs and not self._votes.over:
             this_epoch = -(-(self.sampler.num_samples - self.state.position) // self.sampler.batch_size)
             left = this_epoch + (self.recipe.epochs - self.state.epoch - 1) * self.sampler.steps_per_epoch
         return max(self.state.step, min(self.state.step + left, self._max_steps))
+
+    @property
+    def changed(self) -> str:
+        """The recipe's parameters that are others than in the checkpoint that this run goes on from."""
+        return "" if self.resumed is None else changed(self.resumed.content.settings, self._settings)
 
     def prepare(self) -> TrainState:
         """Collective. Resume where the options say, or else make all ranks start from the primary's weights.
@@ -258,7 +266,13 @@ class Trainer:
         HERE.enter("training step")
         rate = None if self.lr is None else float(self.lr(self.state.step))  # NumPy's numbers do not belong in checkpoints
         seed = step_seed(self.recipe.seed, self.state.step, self.comm.world.rank)
-        means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight, seed=seed)
+        try:
+            means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight, seed=seed)
+        except NotFiniteError as error:
+            raise self._with_samples(error, batch.slice).everywhere() from None
+        except Exception as error:
+            error.add_note(str(batch.slice))
+            raise
         self._window = metrics.merge(self._window, means)
         self._clock.lap(batch.slice.global_count)
         self.state = self.state.after(batch.slice.global_count)
@@ -268,6 +282,16 @@ class Trainer:
         self._votes.add(callback.on_step_end(self.state) for callback in self.callbacks)
         if self.checkpoints.failed:
             self._votes.add(["a checkpoint could not be written"])  # saving raises it on all ranks
+
+    def _with_samples(self, error: NotFiniteError, mine: Slice) -> HvdtrainError:
+        """Collective. The error with the samples that the rank to blame had in this step."""
+        everyone = self.comm.allgather(str(mine), name="samples of the step")
+        whose = (
+            f"in its {everyone[error.rank]}"
+            if error.rank is not None
+            else f"in the global batch that begins with {everyone[0]}"
+        )
+        return HvdtrainError(f"{error.message}, {whose}", error.hint)
 
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
@@ -283,8 +307,11 @@ class Trainer:
         self._tell(values)
         loss = means.get("loss", Mean())
         if loss.count and not math.isfinite(loss.value):  # a reduced number: all ranks stop here, before it is saved
+            mine = window.get("loss", Mean())
+            bad = self.comm.allgather(bool(mine.count) and not math.isfinite(mine.value), name="loss/blame")
+            of = ", ".join(f"rank {rank} ({self.hosts[rank]})" for rank, is_bad in enumerate(bad) if is_bad)
             raise HvdtrainError(
-                f"the training loss is {values['train/loss']} in the steps up to {self.state.step}",
+                f"the training loss of {of or 'all ranks together'} is {values['train/loss']} in the steps up to {self.state.step}",
                 "lower the learning rate or check the data; --resume auto goes on from the last checkpoint, which is older",
             ).everywhere()
         self._votes.take(votes, self.state.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 
 import hvdtrain
 from hvdtrain import lr
+from hvdtrain.adapters import NotFiniteError
 from hvdtrain.adapters.linear import LinearAdapter
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.config import Options
+from hvdtrain.data.loader import Loader
+from hvdtrain.data.sampler import Sampler
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
@@ -244,7 +248,7 @@ def test_ranks_that_are_set_up_otherwise_are_told_apart():
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path):
     recipe = replace(recipes.linear(), train=(np.full((640, recipes.FEATURES), np.nan), np.zeros(640, int)))
-    with pytest.raises(HvdtrainError, match="the training loss is nan in the steps up to 3") as caught:
+    with pytest.raises(HvdtrainError, match=r"the training loss of rank 0 \(.*\) is nan in the steps up to 3") as caught:
         fit(recipe, run_dir=tmp_path, save_every=3, log_every=100)
     assert caught.value.on_all_ranks
     assert not (tmp_path / "checkpoints").exists()
@@ -293,3 +297,58 @@ def test_random_layers_get_another_seed_at_each_step_and_rank_and_the_same_ones_
     assert len(seeds) == 240
     assert step_seed(1, 7, 2) == step_seed(1, 7, 2)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+class Spoiled:
+    """Adapters that fail in a step."""
+
+    def __init__(self, inner, error):
+        self.inner, self.error = inner, error
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def train_step(self, batch, **more):
+        raise self.error
+
+
+def failing_recipe(error):
+    recipe = recipes.linear()
+    spoiled = copy.copy(recipe)
+    object.__setattr__(spoiled, "adapter", Spoiled(recipe.adapter, error))
+    return spoiled
+
+
+def test_gradients_that_are_not_finite_are_told_with_the_samples_of_the_rank_to_blame():
+    trainer = Trainer(
+        failing_recipe(NotFiniteError("the gradient of a is not finite on rank 0", "hint", 0)), LocalCommunicator(World())
+    )
+    trainer.prepare()
+    first = next(trainer.sampler.epoch(0))
+    with pytest.raises(HvdtrainError) as caught:
+        trainer.fit()
+    assert caught.value.message.endswith(f"on rank 0, in its {first}")
+    assert str(first).startswith(f"samples {first.indices[0]}, {first.indices[1]}, ")
+    assert caught.value.on_all_ranks
+
+
+def test_any_other_error_of_a_step_is_told_with_this_ranks_samples():
+    trainer = Trainer(failing_recipe(ValueError("mine")), LocalCommunicator(World()))
+    trainer.prepare()
+    with pytest.raises(ValueError, match="mine") as caught:
+        trainer.fit()
+    assert caught.value.__notes__ == [str(next(trainer.sampler.epoch(0)))]
+
+
+def test_an_error_of_a_data_source_names_its_batch():
+    class Broken:
+        def __len__(self):
+            return 100
+
+        def take(self, indices):
+            raise OSError("gone")
+
+    loader = Loader(Broken(), Sampler(100, 10, shuffle=False), prefetch=0)
+    with pytest.raises(OSError, match="gone") as caught:
+        next(loader.epoch(0))
+    assert caught.value.__notes__ == ["in the batch of samples 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from hvdtrain.launch.failures import JOB_VARIABLE
@@ -80,3 +81,28 @@ def test_last_words_are_not_written_into_a_run_directory_that_another_job_holds(
         assert not (tmp_path / "errors").exists()
         assert guard(failing(RunDir(tmp_path), claimed=True)) == 1  # it is this job that holds it
         assert (tmp_path / "errors/rank-0.json").exists()
+
+
+def out_of_memory_errors():
+    import torch
+
+    yield MemoryError()
+    yield torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    for take in (lambda: torch.empty(1 << 46), lambda: np.empty(1 << 50)):
+        try:
+            take()
+        except (RuntimeError, MemoryError) as error:
+            yield error
+
+
+def test_a_lack_of_memory_is_told_as_one_with_what_helps(capfd):
+    for error in out_of_memory_errors():
+        error.add_note("samples 3, 4")
+
+        def body(rank, error=error):
+            raise error
+
+        assert guard(body) == 1
+        said = capfd.readouterr().err
+        assert "Error: out of memory (samples 3, 4): " in said
+        assert "Hint: use a smaller --batch-size" in said

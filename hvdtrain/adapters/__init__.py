@@ -86,6 +86,14 @@ def refuse_sum(loss: object) -> None:
         )
 
 
+class NotFiniteError(HvdtrainError):
+    """Gradients are not finite, on all ranks alike; ``rank`` is the first that brought such ones, None if none did."""
+
+    def __init__(self, message: str, hint: str = "", rank: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.rank = rank
+
+
 def blame(tensors: Sequence[str], loss: float | None, host: str, comm: Communicator) -> NoReturn:
     """Collective. Raise the error of gradients that are not finite, on all ranks alike.
 
@@ -97,7 +105,7 @@ def blame(tensors: Sequence[str], loss: float | None, host: str, comm: Communica
     everyone = comm.allgather((list(tensors), loss, host), name="gradient/blame")
     culprits = [(rank, *facts) for rank, facts in enumerate(everyone) if facts[0]]
     if not culprits:
-        raise HvdtrainError(
+        raise NotFiniteError(
             "the gradients are finite on each rank, and their sum over the ranks or its norm overflows",
             "lower the learning rate or the scale of the loss; --resume auto goes on from the last checkpoint",
         ).everywhere()
@@ -105,9 +113,10 @@ def blame(tensors: Sequence[str], loss: float | None, host: str, comm: Communica
     more = f" and of {len(names) - 1} more tensors" if len(names) > 1 else ""
     where = "" if loss is None else f", where the loss is {loss:.4g}"
     also = f"; likewise on rank {', '.join(str(other[0]) for other in culprits[1:])}" if len(culprits) > 1 else ""
-    raise HvdtrainError(
+    raise NotFiniteError(
         f"the gradient of {names[0]}{more} is not finite on rank {rank} ({host}){where}{also}",
         "check the data of this step, or lower the learning rate; --resume auto goes on from the last checkpoint",
+        rank,
     ).everywhere()
 
 

@@ -34,7 +34,7 @@ class Loader:
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Batch]:
         """The batches of ``epoch`` from ``position`` on. What loading raises is raised here, at its batch."""
         source = self.source.at_epoch(epoch) if isinstance(self.source, EpochSource) else self.source
-        batches = (Batch(part, source.take(part.indices)) for part in self.sampler.epoch(epoch, position, self.share))
+        batches = (Batch(part, _take(source, part)) for part in self.sampler.epoch(epoch, position, self.share))
         return self._ahead(batches) if self.prefetch > 0 else batches
 
     def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -69,3 +69,12 @@ class Loader:
         finally:
             closed.set()
             thread.join(timeout=1.0)  # a source that hangs must not hold up the end; the thread is a daemon
+
+
+def _take(source: Source, part: Slice) -> Any:
+    try:
+        return source.take(part.indices)
+    except Exception as error:
+        if not getattr(error, "__notes__", None):  # it does not name the sample yet
+            error.add_note(f"in the batch of {part}")
+        raise

@@ -127,6 +127,13 @@ class Slice:
         """This rank's part of the global batch: what its mean gradient counts for in the sum over ranks."""
         return len(self.indices) / self.global_count
 
+    def __str__(self) -> str:
+        """For messages: the first of this rank's samples."""
+        shown = ", ".join(map(str, self.indices[:8].tolist()))
+        return (
+            f"samples {shown}{f' and {len(self.indices) - 8} more' if len(self.indices) > 8 else ''}" if shown else "no sample"
+        )
+
 
 @dataclass(frozen=True)
 class Sampler:

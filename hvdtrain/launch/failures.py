@@ -66,12 +66,28 @@ class Failure:
         )
 
 
-def words_for(code: int, tail: Sequence[str]) -> dict[str, str]:
-    """What can be said about a rank that left no last words, from its exit code and the last lines of its stderr."""
+def words_for(code: int, tail: Sequence[str], *, oom_kills: int | None = None) -> dict[str, str]:
+    """What can be said about a rank that left no last words, from its exit code and the last lines of its stderr.
+
+    ``oom_kills``: processes that the out-of-memory killer ended on its host while it ran, if that is known.
+    """
+    if code == 128 + signal.SIGKILL and oom_kills is not None:
+        return _killed(oom_kills, tail)
     if signal_of(code):
         return {"error": describe_signal(code - 128), "traceback": "\n".join(tail)}
     last = exception_in(tail) or next((line.strip() for line in reversed(tail) if line.strip()), "")
     return {"error": f"exit code {code}" + (f": {last}" if last else ""), "traceback": "\n".join(tail) if len(tail) > 1 else ""}
+
+
+def _killed(oom_kills: int, tail: Sequence[str]) -> dict[str, str]:
+    """SIGKILL, by the out-of-memory killer or not."""
+    words = {"error": "killed by signal 9 (SIGKILL)", "traceback": "\n".join(tail)}
+    if not oom_kills:
+        return words | {"error": f"{words['error']}: somebody's kill (the out-of-memory killer ended nothing on its host)"}
+    return words | {
+        "error": f"{words['error']}: out of memory (the kernel's out-of-memory killer ended a process on its host meanwhile)",
+        "hint": "use a smaller batch, fewer ranks on this host, or a job with more memory; see dmesg there",
+    }
 
 
 def exception_in(lines: Sequence[str]) -> str:

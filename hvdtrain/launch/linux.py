@@ -105,6 +105,15 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def oom_kills() -> int | None:
+    """How many processes the kernel's out-of-memory killer has ended on this host; None where the kernel does not say."""
+    try:
+        text = Path("/proc/vmstat").read_text(encoding="ascii")
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process with this number runs; one that only waits to be reaped does not."""
     return _state(pid) not in "ZX"

@@ -98,6 +98,7 @@ class Relay:
         self._said = ""  # the exception that the rank had told of by then
         self._words: dict[str, Any] = {}
         self._is_stopped = False
+        self._oom_before = linux.oom_kills()
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None]) -> int:
         """Start, forward, wait; the rank's exit code (128 + n for signal n)."""
@@ -136,9 +137,13 @@ class Relay:
             code = 128 + signal.SIGKILL
             words = {"error": f"its relay was {failures.describe_signal(signal.SIGKILL)}", "follows": True}
         else:
-            words = (self._words or failures.words_for(code, self._tail)) if code else {}
+            words = (self._words or failures.words_for(code, self._tail, oom_kills=self._oom_kills())) if code else {}
         self._wire.ended(code, {**words, "said": self._said}, told=0 if before or self._was_left else self._told)
         return code
+
+    def _oom_kills(self) -> int | None:
+        now = linux.oom_kills()
+        return None if now is None or self._oom_before is None else now - self._oom_before
 
     def _failed_to_start(self, argv: Sequence[str], error: OSError) -> int:
         code = 126 if isinstance(error, PermissionError) else 127

@@ -92,3 +92,10 @@ def test_the_exit_code_is_the_first_ranks_and_never_zero_after_a_failure() -> No
 )
 def test_an_exit_code_that_stands_for_no_signal_is_told_as_a_code(code: int, words: str) -> None:
     assert failures.words_for(code, [])["error"].startswith(words)
+
+
+def test_a_killed_rank_is_told_apart_by_what_the_kernel_has_counted() -> None:
+    assert failures.words_for(137, [], oom_kills=2)["error"].startswith("killed by signal 9 (SIGKILL): out of memory")
+    assert "somebody's kill (the out-of-memory killer ended nothing" in failures.words_for(137, [], oom_kills=0)["error"]
+    assert failures.words_for(137, [])["error"].endswith("the out-of-memory killer, or somebody's kill")
+    assert failures.words_for(139, [], oom_kills=1)["error"].startswith("killed by signal 11")

@@ -410,3 +410,19 @@ def test_a_signal_of_the_users_goes_to_the_rank_and_not_to_what_it_has_started(t
     code, events = finish(running)
     assert code == 0
     assert lines(events) == [("out", "heard None")]
+
+
+def test_a_rank_that_takes_more_memory_than_its_control_group_has_is_said_to_have_run_out_of_memory(tmp_path: Path) -> None:
+    group = Path(f"/sys/fs/cgroup/memory/hvdtrain-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("60M")
+    except OSError as error:
+        pytest.skip(f"no control group of version 1 can be made here: {error}")
+    enter = f"echo $$ > {group}/cgroup.procs; exec {sys.executable} -c 'x = bytearray(200 << 20); print(len(x))'"
+    try:
+        code, events = sh(enter)
+    finally:
+        group.rmdir()
+    assert code == 137
+    assert ended(events)["error"].startswith("killed by signal 9 (SIGKILL): out of memory")
