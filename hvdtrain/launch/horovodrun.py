@@ -53,13 +53,17 @@ class Horovodrun:
         mpi = None if gloo else self._mpi_for(job)
         argv = [*_elsewhere(job), self.path, *self._hosts(job), "--gloo" if gloo else "--mpi", "--disable-cache"]
         if job.nics:
+            odd = next((nic for nic in job.nics if shlex.quote(nic) != nic), None)
+            if odd is not None:
+                raise UsageError(f"{odd!r} is no name of a network interface that a shell can be given", "see: ip -br address")
             argv += ["--network-interfaces", ",".join(job.nics)]
         argv += job.launcher_args if mpi is None else _mpi_args(mpi, job)
         argv += [f"--start-timeout={start_timeout_s(len(job.hosts))}", *job.argv]
         env, files = self._environment(job, mpi), {}
         size = _longest_argument(job, argv, env, gloo=gloo)
         if size > MAX_ARGUMENT:
-            what = f"horovodrun puts the command for {len(job.hosts)} hosts{' and all variables' if gloo else ''} into one argument"
+            names = f" with {len(job.hosts)} hosts" if len(job.hosts) > 1 and not gloo else ""
+            what = f"horovodrun puts the command{names}{' and all variables' if gloo else ''} into one argument"
             raise UsageError(
                 f"{what}: {size:,} bytes, and Linux takes {MAX_ARGUMENT:,}",
                 "use --launcher mpirun or srun" if not gloo else "use fewer or shorter arguments and variables",

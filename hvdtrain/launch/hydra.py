@@ -40,9 +40,9 @@ class Hydra:
         argv = [self.mpi.mpirun, "-np", str(job.np), *hosts]
         passed = environment.of_ranks(job)
         env = dict(passed)
-        if not job.is_remote:
+        if not job.is_remote and not {"-launcher", "-bootstrap"} & set(job.launcher_args):
             argv += ["-launcher", "fork"]  # else variables of a batch system make it use srun and its like
-        elif self.ssh:
+        if job.is_remote and self.ssh:
             path, text = ssh.for_hydra(job, self.ssh)
             files = {**files, path: text}
             argv += ["-launcher", "ssh", "-launcher-exec", path]

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -127,5 +128,9 @@ def main(argv: Sequence[str]) -> int:
     ranks = _Ranks(args.grace)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with linux.signals_wait(ranks.SIGNALS) as let_through, serve() as port:
-        ranks.start(argv[at + 1 :], args.np, port, let_through)
+        try:
+            ranks.start(argv[at + 1 :], args.np, port, let_through)
+        except OSError as error:  # what is wrong with the program is so with the first rank
+            print(f"cannot start {argv[at + 1]}: {error.strerror}", file=sys.stderr)
+            return 126 if isinstance(error, PermissionError) else 127
         return ranks.wait()

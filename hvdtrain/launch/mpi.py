@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,13 +54,13 @@ class Mpi:
         return _TAKEN_4 if self.kind == "openmpi" and self.major < 5 else _TAKEN[self.kind]
 
     def daemon_args(self, job: Job) -> tuple[str, ...]:
-        """Open MPI's options for its daemons on other hosts: where they are, and how to notice that a host went silent."""
+        """Open MPI's options for its daemons: none here; where they are elsewhere, and how to notice that a host went silent."""
         if self.kind != "openmpi":
             return ()
         # mpirun waits this long between SIGTERM and SIGKILL, whether it has to or not.
         patience = (self.mca, "odls_base_sigkill_timeout", str(math.ceil(job.grace_s) + 1)) if job.grace_s > GRACE_S else ()
         if not job.is_remote:
-            return patience
+            return (*patience, *(self._alone(job) if len(job.hosts) == 1 else ()))
         args = [] if self.prefix in _SYSTEM_PREFIXES else ["--prefix", self.prefix]
         # Without these mpirun waits 8 minutes for a host that lost power or its cable; with them, 10 seconds.
         keepalive = {"time": "5", "intvl": "2", "probes": "3"}
@@ -69,6 +69,13 @@ class Mpi:
         if any("." in host.name and not _is_ipv4(host.name) for host in job.hosts):
             args += [self.mca, "orte_keep_fqdn_hostnames" if self.major < 5 else "prte_keep_fqdn_hostnames", "1"]
         return (*args, *patience)
+
+    def _alone(self, job: Job) -> Iterator[str]:
+        """On this machine it matters neither what the variables of a batch system say nor whether there is an ssh."""
+        parts = {"plm": "isolated" if self.major < 5 else "ssh", "ras": "^slurm,tm,pbs,lsf,gridengine,alps"}
+        for part, value in parts.items():
+            if part not in job.launcher_args:
+                yield from (self.mca, part, value)
 
     def ssh_args(self, job: Job) -> tuple[str, ...]:
         """Open MPI's options for its ssh."""

@@ -34,10 +34,6 @@ class OpenMpi:
         argv += ["--bind-to", "none", "--map-by", "slot"]
         if not five and "btl" not in job.launcher_args:
             argv += [mca, "btl", "^openib"]  # gone in 5; in 4 it warns on every InfiniBand host, which UCX serves
-        if not job.is_remote and len(job.hosts) == 1:
-            # What a batch system's variables say is of no matter on this machine, nor whether there is an ssh.
-            for part, value in (("plm", "ssh" if five else "isolated"), ("ras", "^slurm,tm,pbs,lsf,gridengine,alps")):
-                argv += [self.mpi.mca, part, value] if part not in job.launcher_args else []
         if job.tagged:
             argv += ["--output", "tag"] if five else ["--tag-output"]
         argv += [*self.mpi.daemon_args(job), *self.mpi.ssh_args(job)]

@@ -44,7 +44,12 @@ exit $code
 
 
 def for_horovodrun(job: Job, program: str) -> tuple[str, str]:
-    """(path, text) of the program; its folder is to be the first on horovodrun's PATH. ``program`` is the real ssh."""
+    """(path, text) of the program; its folder is to be the first on horovodrun's PATH. ``program`` is the real ssh.
+
+    UsageError for a folder that PATH cannot hold.
+    """
+    if ":" in job.launch_dir:
+        raise UsageError(f"PATH can hold no folder with ':' in its name ({job.launch_dir})", "set TMPDIR to another one")
     return job.file("ssh"), _FOR_HOROVODRUN.format(ssh=_command(job, program))
 
 

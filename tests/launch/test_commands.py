@@ -220,7 +220,7 @@ REFUSED = {
     "too many": (
         horovodrun(),
         job(tuple(Host(f"node{n:05}", 8) for n in range(11_000))),
-        "the command for 11000 hosts into one argument",
+        "the command with 11000 hosts into one argument",
     ),
     "too many variables": (
         horovodrun(),
@@ -267,6 +267,8 @@ REFUSED = {
         job(controller="gloo", cwd="/a b"),
         "gives the name of this folder to a shell on each host as it is: '/a b'",
     ),
+    "odd interface": (horovodrun(), job(nics=("eth0;touch x",)), "'eth0;touch x' is no name of a network interface"),
+    "colon in folder": (horovodrun(), Job(("x",), EQUAL, 4, launch_dir="/tmp/a:b"), "PATH can hold no folder with ':'"),
     "blank in folder": (
         Hydra(MPICH, "ssh"),
         Job(("x",), EQUAL, 4, launch_dir="/tmp/a b"),

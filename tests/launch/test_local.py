@@ -36,6 +36,13 @@ def test_every_rank_runs_and_the_job_ends_with_0() -> None:
     assert err == ""
 
 
+@pytest.mark.parametrize(("program", "code"), [("/nope", 127), ("/etc/passwd", 126)])
+def test_a_program_that_cannot_be_started_has_a_shell_s_code(program: str, code: int) -> None:
+    job = Job((program,), (Host("localhost", 2),), 2, controller="gloo")
+    done = subprocess.run(LOCAL.command(job).argv, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr.splitlines()[0].partition(":")[0]) == (code, f"cannot start {program}")
+
+
 def test_rank_0_alone_reads_what_the_launcher_is_given() -> None:
     job = Job(("/bin/sh", "-c", "echo $HOROVOD_RANK $(cat)"), (Host("localhost", 2),), 2, controller="gloo")
     done = subprocess.run(LOCAL.command(job).argv, input="hi\n", capture_output=True, text=True, timeout=30, check=True)

@@ -103,7 +103,9 @@ REFUSED = {
     ("run", "-H", "a", "--strict", "recipe.py"): "-H, item 1: 'a' has no slots",
     ("run", "-H", "nosuchuser@localhost", "recipe.py"): "ranks on this machine run as ",
     ("run", "--env", "HOROVOD_CONTROLLER=gloo", "recipe.py"): "HOROVOD_CONTROLLER=gloo for the ranks contradicts --mpi",
-    ("run", "--launcher", "mpirun", "--no-relay", "--", "-x", "A=1"): "Open MPI's mpirun takes words of the program for its own: '-x', which",
+    ("run", "--launcher", "mpirun", "--no-relay", "--", "-x", "A=1"): (
+        "Open MPI's mpirun takes words of the program for its own: '-x', which is no program"
+    ),
 }
 
 
