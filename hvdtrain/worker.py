@@ -19,6 +19,7 @@ from typing import Any
 
 from hvdtrain import recipe as recipes
 from hvdtrain import rundir
+from hvdtrain.checkpoint.files import Checkpoint
 from hvdtrain.comm import agree
 from hvdtrain.comm.connect import connect
 from hvdtrain.config import Config
@@ -69,7 +70,8 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
     rank.run_dir = RunDir(agree(rank.comm, lambda: _claim_run_dir(rank, config), name="run directory"))
     rank.is_claimed = True
     HERE.enter("setting up")
-    trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir, stops=stops)
+    settings = recipes.arguments(function, config.settings)
+    trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir, stops=stops, settings=settings)
     resumed = trainer.prepare()
     loggers: list[Logger] = []
     if rank.world.is_primary:
@@ -83,7 +85,7 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
             logger.close()
     if rank.world.is_primary:
         write_json(rank.run_dir.summary_json, asdict(summary))
-        say(_closing(summary, resumed.step))
+        say(_closing(summary, resumed.step, trainer.resumed))
 
 
 def _claim_run_dir(rank: Rank, config: Config) -> Path:
@@ -108,7 +110,7 @@ def pin_device(world: World, environ: MutableMapping[str, str]) -> None:
 def _loggers(trainer: Trainer, run_dir: RunDir) -> list[Logger]:
     loggers: list[Logger] = [
         ConsoleLogger(trainer.total_steps, trainer.recipe.epochs, trainer.state.step, live=trainer.comm.world.size == 1),
-        JsonLinesLogger(run_dir.metrics_jsonl),
+        JsonLinesLogger(run_dir.metrics_jsonl, trainer.state.step),
     ]
     try:
         from hvdtrain.loggers.tensorboard import TensorBoardLogger
@@ -136,9 +138,16 @@ def _greet(trainer: Trainer, run_dir: RunDir) -> None:
         )
     if state.step and state.step < trainer.total_steps:
         say(f"resuming at step {state.step}, epoch {state.epoch + 1}, after {state.position:,} samples of it")
+    if trainer.changed:
+        say(f"settings that changed since that checkpoint: {trainer.changed}")
 
 
-def _closing(summary: Summary, first_step: int) -> str:
+def _closing(summary: Summary, first_step: int, resumed: Checkpoint | None) -> str:
+    if summary.steps == first_step and summary.stopped and resumed is not None:
+        return (
+            f"nothing left to train: the run was stopped early at step {summary.steps}: {summary.stopped} "
+            f"(train on: --resume {resumed.path})"
+        )
     if summary.steps == first_step:
         done = f"nothing left to train at step {summary.steps} (more: raise --epochs, or use another --run-dir)"
     else:

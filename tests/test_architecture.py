@@ -174,6 +174,7 @@ HEAVY = ("torch", "tensorflow", "keras", "horovod", "mpi4py", "sklearn")
         "from hvdtrain.cli import main; main(['run', '--help'])",
         "from hvdtrain.cli import main; main(['train', '--help'])",
         "from hvdtrain.cli import main; main(['horovod', '--help'])",
+        "from hvdtrain.cli import main; main(['checkpoint', 'verify', 'nothing'])",
         "from hvdtrain.cli import main; main(['run', '-np', '2', '--dry-run', '--', 'true'])",
     ],
 )

@@ -69,6 +69,11 @@ def read_model(directory: Path) -> dict[str, Any]:
     return {**safetensors.torch.load_file(directory / MODEL), **(_load(rest) if rest.exists() else {})}
 
 
+def export(directory: Path, out: Path) -> None:
+    """Write the model's ``state_dict`` as a file for ``torch.load``."""
+    torch.save(read_model(directory), out)
+
+
 def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Learning rate, weight decay and the like of each group of parameters."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 import click
 
+from hvdtrain.cli import inherited
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.world import World
 
@@ -19,6 +21,7 @@ from hvdtrain.world import World
 COMMANDS = {
     "run": ("run", "Start a job on one or many hosts through a launcher."),
     "train": ("train", "Train a recipe: one rank of a job, or a single process."),
+    "checkpoint": ("checkpoint", "Show, check and export what training runs have saved."),
     "hosts": ("hosts", "Show, check and convert lists of hosts."),
     "horovod": ("horovod", "Install, check or remove Horovod for the installed frameworks."),
 }
@@ -50,15 +53,17 @@ def group() -> None:
 
 def main(argv: Sequence[str] | None = None, obj: object = None) -> int:
     """Run the command line and return the exit code; errors of the user's are printed without a traceback."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if not arguments and World.from_env().size > 1:
+            arguments = ["train"]  # started bare by a launcher: train what hvdtrain.yaml names
+        inherited.prepare(is_rank=arguments[:1] == ["train"])
         try:
             os.getcwd()
         except FileNotFoundError:
             raise UsageError("the current directory does not exist any more", "cd to one that does") from None
-        arguments = list(sys.argv[1:] if argv is None else argv)
-        if not arguments and World.from_env().size > 1:
-            arguments = ["train"]  # started bare by a launcher: train what hvdtrain.yaml names
         result = group.main(args=arguments, prog_name="hvdtrain", standalone_mode=False, obj=obj)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except HvdtrainError as error:
         print_error(error)
@@ -69,13 +74,17 @@ def main(argv: Sequence[str] | None = None, obj: object = None) -> int:
     except click.Abort:
         click.echo("Interrupted.", err=True)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader went away; the interpreter's last flush must not fail
-        return 141
+    except inherited.OutputError as error:
+        if error.is_unread:
+            return 128 + signal.SIGPIPE  # as a shell counts it: the reader went away, and needs no message
+        print_error(HvdtrainError(f"standard output cannot be written to: {error}", "is there room?"))
+        return 1
 
 
 def print_error(error: HvdtrainError) -> None:
     """Print the message and, on a line of its own, the hint."""
+    if error.exit_code > 128 and not inherited.takes_text(2, within_s=1.0):
+        return  # a signal may have ended us just because nobody reads
     click.secho(f"Error: {error.message}", err=True, fg="red")
     if error.hint:
         click.echo(f"Hint: {error.hint}", err=True)
