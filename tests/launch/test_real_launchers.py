@@ -121,6 +121,15 @@ def test_the_ranks_meet_over_the_mpi_whose_mpirun_started_them(launcher: str, tm
     assert all(text.startswith("3 ") and library in text for text in said), out
 
 
+@pytest.mark.parametrize("outer", ["openmpi4", "local"])
+def test_a_job_that_is_started_by_a_rank_is_a_job_of_its_own(outer: str, tmp_path: Path) -> None:
+    program = "import os; from mpi4py import MPI; print(MPI.COMM_WORLD.size, os.environ.get('HOROVOD_CONTROLLER'))"
+    inner = [sys.executable, "-m", "hvdtrain", "run", "-np", "2", "--no-prefix", "--", sys.executable, "-c", program]
+    running = hvdtrain(outer, "-np", "1", "--no-prefix", "--", *inner, cwd=tmp_path)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, "2 None\n2 None\n"), out + err
+
+
 RANK = 'for n in HOROVOD_RANK OMPI_COMM_WORLD_RANK PMI_RANK; do eval v=\\$$n; [ -n "$v" ] && break; done; '
 
 
