@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from hvdtrain.errors import UsageError
 
+_LOCK = ".lock"
+
 
 @dataclass(frozen=True)
 class RunDir:
@@ -59,25 +61,7 @@ class RunDir:
         Raises:
             UsageError: another process holds it, or it cannot be written to.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = self._lock.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(
-                f"the run directory {self.path} cannot be written to: {error.strerror}", "give another one: --run-dir DIR"
-            ) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with lock:
-                raise self._in_use(lock) from None
-        except OSError:
-            return lock  # a file system without locks: go on without
-        with contextlib.suppress(OSError):  # a full disk is told where something is lost by it
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            lock.flush()
-        return lock
+        return _claim(self.path, "run directory", "--run-dir")
 
     def check_free(self) -> None:
         """Look whether a job holds the directory, without taking or making anything.
@@ -85,23 +69,63 @@ class RunDir:
         Raises:
             UsageError: one does.
         """
-        with contextlib.suppress(OSError), self._lock.open(encoding="utf-8") as lock:  # no lock there, or no locks at all
+        with (
+            contextlib.suppress(OSError),
+            (self.path / _LOCK).open(encoding="utf-8") as lock,
+        ):  # no lock there, or no locks at all
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self._in_use(lock) from None
+                raise _in_use(self.path, lock, "run directory", "--run-dir") from None
 
-    @property
-    def _lock(self) -> Path:
-        return self.path / ".lock"
 
-    def _in_use(self, lock: IO[str]) -> UsageError:
-        lock.seek(0)
-        owner = lock.read().strip() or "another job"
-        return UsageError(
-            f"the run directory {self.path} is in use by {owner}",
-            "wait for that job to end, or give another one: --run-dir DIR",
-        )
+@contextlib.contextmanager
+def held(folder: Path, what: str, option: str) -> Iterator[None]:
+    """Hold a folder as ``RunDir.claim`` does, while this is open. One that holds nothing else afterwards is removed."""
+    with _claim(folder, what, option):
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                if os.listdir(folder) == [_LOCK]:
+                    (folder / _LOCK).unlink()
+                    folder.rmdir()
+
+
+def remove_empty(path: Path) -> None:
+    """Leave no empty directory behind a job that did not begin."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+def _claim(folder: Path, what: str, option: str) -> IO[str]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"the {what} {folder} cannot be written to: {error.strerror}", f"give another one: {option} DIR"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with lock:
+            raise _in_use(folder, lock, what, option) from None
+    except OSError:
+        return lock  # a file system without locks: go on without
+    with contextlib.suppress(OSError):  # a full disk is told where something is lost by it
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+    return lock
+
+
+def _in_use(folder: Path, lock: IO[str], what: str, option: str) -> UsageError:
+    lock.seek(0)
+    owner = lock.read().strip() or "another job"
+    return UsageError(
+        f"the {what} {folder} is in use by {owner}", f"wait for that job to end, or give another one: {option} DIR"
+    )
 
 
 def default_name(recipe: str) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.rundir import RunDir, create, read_json_lines, write_json
+from hvdtrain.rundir import RunDir, create, held, read_json_lines, write_json
 
 
 def test_the_names_of_files_do_not_change() -> None:
@@ -87,6 +87,21 @@ def test_a_run_directory_that_cannot_be_written_to_is_refused(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written to: "):
         RunDir(tmp_path / "file").claim()
+
+
+def test_a_folder_is_held_while_a_job_runs_and_is_not_left_behind_with_nothing_in_it(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    with held(logs, "folder for logs", "--log-dir"):
+        with (
+            pytest.raises(UsageError, match="the folder for logs .* is in use") as caught,
+            held(logs, "folder for logs", "--log-dir"),
+        ):
+            pass
+        assert caught.value.hint.endswith("--log-dir DIR")
+    assert not logs.exists()
+    with held(logs, "folder for logs", "--log-dir"):
+        (logs / "launcher").touch()
+    assert (logs / "launcher").exists()
 
 
 def test_two_jobs_of_the_same_second_get_two_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +17,12 @@ from typing import Any
 import click
 
 from hvdtrain import rundir
-from hvdtrain.cli import misplaced
+from hvdtrain.cli import misplaced, show
 from hvdtrain.cli.sections import SectionCommand, section
-from hvdtrain.errors import JobError, UsageError
+from hvdtrain.errors import UsageError
+from hvdtrain.errors import shown as shorten
 from hvdtrain.launch import (
     GRACE_S,
-    Command,
     Controller,
     Elastic,
     Host,
@@ -35,7 +35,6 @@ from hvdtrain.launch import (
     failures,
     filters,
     fit,
-    frames,
     hostfile,
     local_hosts,
     nics,
@@ -46,12 +45,7 @@ from hvdtrain.launch import (
     start_argv,
     this_host,
 )
-from hvdtrain.launch.verdict import judge
-from hvdtrain.launch.watch import Watch
 from hvdtrain.rundir import RunDir
-
-#: Time for a launcher to end the job after a rank has failed, before we end it. MPICH's waits for ranks that never met over MPI.
-LAUNCHER_S = 5.0
 
 #: What ``train`` reads where no recipe is named.
 CONFIG = "hvdtrain.yaml"
@@ -72,6 +66,14 @@ class RunCommand(SectionCommand):
         ctx.params["is_program"] = at > 0 and words[at - 1] == "--"
         ctx.params["before"] = tuple(words[:at])
         return rest
+
+
+class _Seconds(click.FloatRange):
+    """``nan`` is in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number of seconds", param, ctx)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
 @shown("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
 @ends(
     "--grace",
-    type=click.FloatRange(0.1, 3600),
+    type=_Seconds(0.1, 3600),
     default=GRACE_S,
     show_default=True,
     metavar="S",
@@ -155,8 +157,9 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
     check_lengths((*what, *options["launcher_arg"]), "write it to a file that the program reads")
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
-    work = Work(what) if is_program else _recipe(before, what, dry_run)
-    with _no_empty(work.run_dir), tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
+    with process.unwinding(), contextlib.ExitStack() as stack:
+        work = Work(what) if is_program else _recipe(before, what, stack, dry_run=dry_run)
+        folder = stack.enter_context(_folder())
         return _start(work, hosts, elastic, np, base, {**options, "launch_dir": folder}, dry_run=dry_run)
 
 
@@ -186,18 +189,20 @@ def _start(
         return 0
     style = output.Style(np, sys.stdout.isatty(), options["prefix"], options["timestamps"], options["quiet_ranks"])
     log_dir = options["log_dir"] or (work.run_dir / "logs" if work.run_dir is not None else None)
-    return _run(started, base, job, work, style, Path(log_dir) if log_dir else None)
+    return show.run(started, base, job, style, work.run_dir, Path(log_dir) if log_dir else None)
 
 
 @contextlib.contextmanager
-def _no_empty(run_dir: Path | None) -> Iterator[None]:
-    """Leave no empty run directory behind a job that did not begin."""
+def _folder() -> Iterator[str]:
+    """A folder for what the launcher reads."""
     try:
-        yield
-    finally:
-        if run_dir is not None:
-            with contextlib.suppress(OSError):
-                run_dir.rmdir()
+        made = tempfile.TemporaryDirectory(prefix="hvdtrain-")
+    except OSError as error:
+        raise UsageError(
+            f"no folder for temporary files can be made: {error.strerror}", "set TMPDIR to a folder that can be written to"
+        ) from None
+    with made as folder:
+        yield folder
 
 
 def _probed(job: Job, work: Work, wanted: Sequence[str], *, dry_run: bool) -> Job:
@@ -221,57 +226,6 @@ def _probed(job: Job, work: Work, wanted: Sequence[str], *, dry_run: bool) -> Jo
 def _warn(sentences: Iterable[str]) -> None:
     for sentence in sentences:
         click.secho(f"Warning: {sentence}", err=True, fg="yellow")
-
-
-def _run(started: Command, base: dict[str, str], job: Job, work: Work, style: output.Style, log_dir: Path | None) -> int:
-    """Run the command, show what the ranks say, and turn a failure into a JobError that tells the earliest one."""
-    watch = Watch(job, work.errors)
-    files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
-    boxes = {is_error: output.Boxes() for is_error in (False, True)}
-
-    def on_event(event: frames.Event, is_error: bool) -> float | None:
-        watch.see(event)
-        if isinstance(event, frames.Line):
-            if files is not None:
-                files.write(event)
-            if style.shows(event):
-                click.echo(style.render(event, time.time()), err=event.stream == "err")
-        elif isinstance(event, frames.Note):  # what launchers say about a failed rank is long, and less than what we know
-            if files is not None:
-                files.note(event.text)
-            for text in boxes[is_error].feed(event.text) if job.tagged else [event.text]:
-                if (not watch.any_failed or job.elastic is not None) and not output.is_noise(text):
-                    click.echo(text, err=is_error)
-        elif isinstance(event, frames.Started):
-            if files is not None:
-                files.start(event.rank)
-            if watch.misplaced() and not _all_here(job.hosts):
-                raise JobError(
-                    f"the ranks are not where they were planned: {watch.misplaced()}", "did the launcher read the hosts?"
-                )
-        if job.elastic is not None or not (watch.any_failed or watch.any_told):
-            return None
-        return LAUNCHER_S if watch.any_failed else LAUNCHER_S + job.grace_s
-
-    try:
-        code = process.run(started, base, on_event, grace_s=job.grace_s, on_signal=watch.signalled)
-    finally:
-        if files is not None:
-            files.close()
-    failed = judge(code, watch, work.run_dir)
-    for is_error, box in boxes.items():
-        unexplained = failed is not None and not watch.was_signalled and not watch.is_explained
-        for text in [*(box.hidden if unexplained else []), *(box.rest() if not watch.any_failed else [])]:
-            click.echo(text, err=is_error)
-    if failed is not None:
-        raise JobError(failed.message, failed.hint, exit_code=failed.exit_code)
-    return code
-
-
-def _all_here(hosts: Sequence[Host]) -> bool:
-    """Whether all hosts are this machine under several names, as in tests."""
-    addresses = this_host.own_addresses()
-    return all(this_host.is_here(host.name, addresses) for host in hosts)
 
 
 def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Elastic | None, int]:
@@ -298,7 +252,7 @@ def _elastic(min_np: int | None, max_np: int | None, script: str | None, np: int
                 "--min-np and --max-np need to know the hosts as they come and go", "add --host-discovery-script FILE"
             )
         return None
-    if not os.access(script, os.X_OK) or not Path(script).is_file():
+    if not os.access(script, os.X_OK) or not _is_file(script):
         raise UsageError(f"host discovery script '{script}' is not there or not executable", f"try: chmod +x {script}")
     least = min_np or np or 1
     if max_np is not None and max_np < least:
@@ -343,8 +297,11 @@ def _job(
     return relay.wrap(job, start=start_argv(sys.executable), share_devices=options["share_devices"])
 
 
-def _recipe(before: tuple[str, ...], what: tuple[str, ...], dry_run: bool) -> Work:
-    """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here."""
+def _recipe(before: tuple[str, ...], what: tuple[str, ...], stack: contextlib.ExitStack, *, dry_run: bool) -> Work:
+    """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here.
+
+    A run directory that is made, and left empty, is removed when ``stack`` closes.
+    """
     from hvdtrain.config import read_file  # it imports NumPy, which takes longer than all else here
 
     options = list(what[1:])
@@ -352,11 +309,11 @@ def _recipe(before: tuple[str, ...], what: tuple[str, ...], dry_run: bool) -> Wo
     if not isinstance(recipe, str):
         raise UsageError(f"{CONFIG} names no recipe", "write a line: recipe: FILE.py")
     path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
-    if path.endswith(".py") and not Path(path).is_file():
+    if path.endswith(".py") and not _is_file(path):
         where = Path(path).absolute().parent
         raise UsageError(f"recipe '{path}' does not exist (looked in {where})", "check the path of the recipe")
     if not path.endswith(".py") and ":" not in recipe:
-        program = " (to start a program, put -- before it)" if shutil.which(recipe) or Path(recipe).exists() else ""
+        program = " (to start a program, put -- before it)" if shutil.which(recipe) or _is_file(recipe) else ""
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
     misplaced.check_train(click.get_current_context(), before, recipe, options)
     config = _option(options, "--config") if what else CONFIG
@@ -365,12 +322,23 @@ def _recipe(before: tuple[str, ...], what: tuple[str, ...], dry_run: bool) -> Wo
         named = read_file(Path(config)).get("run_dir")
     run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
     if not dry_run:
+        if not named or not run_dir.exists():
+            stack.callback(rundir.remove_empty, run_dir)
         RunDir(run_dir).check_free()
     if not named:
         options = ["--run-dir", str(run_dir), *options]
     # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
     rank = (sys.executable, "-P", "-m", "hvdtrain", "train", *what[:1], *options)
     return Work(rank, run_dir, path if path.endswith(".py") else "")
+
+
+def _is_file(path: str) -> bool:
+    """Raises a UsageError where that cannot be told: a folder that is closed to us, a name that no file can have."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"'{shorten(path)}' cannot be looked at: {why}", "check the path, and who may read it") from None
 
 
 def _option(words: list[str], name: str) -> str | None:

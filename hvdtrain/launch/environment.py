@@ -176,6 +176,8 @@ def read_file(path: str | Path) -> dict[str, str]:
             what = f"'{name[:20]}=...'" if equals else "a word"  # which may be the rest of a secret
             line = text.count("\n", 0, max(stream.tell() - 1, 0)) + 1
             raise UsageError(f"{path}:{line}: {what} is not NAME=VALUE", 'quote values with spaces: NAME="a value"')
+        if "\0" in value:
+            raise UsageError(f"{path}:{reader.lineno}: the value of {name} has a NUL byte in it", "no variable can have one")
         values[name] = value
 
 

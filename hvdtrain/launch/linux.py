@@ -95,11 +95,7 @@ def descendants(pid: int) -> list[int]:
     found: list[int] = []
     queue = [pid]
     while queue:
-        parent = queue.pop()
-        try:
-            children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
-        except OSError:
-            children = []
+        children = _children(queue.pop())
         found += [child for child in children if is_alive(child)]
         queue += children
     return found
@@ -112,6 +108,16 @@ def oom_kills() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill ")), None)
+
+
+def _children(pid: int) -> list[int]:
+    """Of all its threads: each has those that it has started."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return found
 
 
 def is_alive(pid: int) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.launch import Host, Ssh, this_host
+from hvdtrain.launch import Host, Ssh, linux, this_host
 from hvdtrain.launch.nics import Interface
 
 CONNECT_TIMEOUT_S = 10
@@ -55,7 +55,11 @@ def ask(hosts: Sequence[Host], ssh: Ssh, start: Sequence[str], cwd: str, paths: 
     question = [*start, "this_host", json.dumps({"cwd": cwd, "paths": list(paths), "launcher": socket.gethostname()})]
     here = this_host.own_addresses()
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        return list(pool.map(lambda host: _ask_one(host, ssh, question, cwd, this_host.is_here(host.name, here)), hosts))
+        try:
+            return list(pool.map(lambda host: _ask_one(host, ssh, question, cwd, this_host.is_here(host.name, here)), hosts))
+        except BaseException:  # a signal: nobody waits for the answers any more, and the pool's threads wait for ssh
+            linux.kill_descendants()
+            raise
 
 
 def _ask_one(host: Host, ssh: Ssh, question: Sequence[str], cwd: str, here: bool) -> Answer:

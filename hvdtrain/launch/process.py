@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import selectors
+import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, JobError
 from hvdtrain.launch import Command, frames, linux
 
 #: How long a launcher has at least to end its ranks after a polite signal, before everything is killed.
@@ -29,11 +29,25 @@ _DRAIN_S = 1.0
 Observer = Callable[[frames.Event, bool], float | None]
 
 
+class Outlet(Protocol):
+    """Where the observer writes: it keeps what its reader does not take yet. Nobody waits for a reader once the job is to end."""
+
+    def waiting(self) -> Sequence[int]:
+        """Descriptors that have something left to write."""
+
+    def pump(self) -> None:
+        """Write what can be written now. What this raises ends the job."""
+
+    def is_full(self) -> bool:
+        """Whether the launcher is to wait with its output."""
+
+
 def run(
     command: Command,
     base: Mapping[str, str],
     on_event: Observer,
     *,
+    outlet: Outlet | None = None,
     grace_s: float = 0.0,
     on_signal: Callable[[], None] = lambda: None,
 ) -> int:
@@ -68,7 +82,7 @@ def run(
         try:
             forwarding.attach(process.pid)
             with ending_after_us(process.pid, patience_s):
-                _forward(process, on_event, forwarding.end)
+                _forward(process, on_event, forwarding, outlet)
         finally:
             linux.signal_group(process.pid, signal.SIGKILL)  # what it has left behind
             forwarding.detach()  # once it is reaped, its number may be another's
@@ -126,6 +140,41 @@ def _watch(reads: int, group: int, patience_s: float) -> NoReturn:
         time.sleep(0.05)
 
 
+class _Signalled(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """While this is open, SIGTERM and SIGHUP do as Ctrl-C does: everything that is open is closed and nothing of ours stays.
+
+    Where ``run`` is at work, they end its job instead. Those that were ignored when we started stay so.
+
+    Raises:
+        JobError: one came; with its exit code.
+    """
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # another one must not tear the cleaning up
+        raise _Signalled(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, unwind)
+    try:
+        yield
+    except _Signalled as error:
+        name = signal.Signals(error.number).name
+        raise JobError(f"hvdtrain run was ended by a signal ({name})", exit_code=128 + error.number) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def write_files(files: Mapping[str, str]) -> None:
     for path, text in files.items():
         try:
@@ -152,6 +201,10 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         self._pid, self._is_ending = 0, False
         self._stack = ExitStack()
         self.received: int | None = None
+
+    @property
+    def is_ending(self) -> bool:
+        return self._is_ending
 
     def attach(self, pid: int) -> None:
         """``pid`` leads a group of its own, and is not reaped before ``detach``."""
@@ -198,7 +251,7 @@ class Forwarding(AbstractContextManager["Forwarding"]):
             self.end()
 
 
-def _forward(process: subprocess.Popen[bytes], on_event: Observer, end: Callable[[], None]) -> None:
+def _forward(process: subprocess.Popen[bytes], on_event: Observer, forwarding: Forwarding, outlet: Outlet | None) -> None:
     """Until the launcher is gone and both streams end; what it left behind may hold them open, so not long after it is gone.
 
     What the observer raises ends the launcher, and is raised when it is gone: nobody may stop reading before, for a launcher
@@ -208,21 +261,23 @@ def _forward(process: subprocess.Popen[bytes], on_event: Observer, end: Callable
     assert process.stderr is not None
     gone_at, end_at = 0.0, math.inf
     raised: BaseException | None = None
-    with selectors.DefaultSelector() as selector, process.stdout, process.stderr, ExitStack() as stack:
+    with process.stdout, process.stderr, ExitStack() as stack:
         exited = os.pidfd_open(process.pid)
         stack.callback(os.close, exited)
-        selector.register(exited, selectors.EVENT_READ)
+        streams: dict[int, tuple[frames.Decoder, bool]] = {}
         for stream, is_error in ((process.stdout, False), (process.stderr, True)):
             os.set_blocking(stream.fileno(), False)
-            selector.register(stream, selectors.EVENT_READ, (frames.Decoder(), is_error))
-        while selector.get_map():
-            for key, _ in selector.select(timeout=0.1):
-                if key.fd == exited:
-                    gone_at = time.monotonic()
-                    selector.unregister(exited)
-                    continue
-                decoder, is_error = key.data
-                data = os.read(key.fd, 65536)
+            streams[stream.fileno()] = frames.Decoder(), is_error
+        while streams or not gone_at:
+            waits = outlet is not None and outlet.is_full() and not forwarding.is_ending
+            ready = _ready(
+                [*(streams if not waits else ()), *([exited] if not gone_at else ())], outlet.waiting() if outlet else ()
+            )
+            if exited in ready or (gone_at and waits):
+                gone_at = time.monotonic()
+            for fd in ready & streams.keys():
+                decoder, is_error = streams[fd]
+                data = os.read(fd, 65536)
                 for event in decoder.feed(data) if data else decoder.close():
                     if raised is not None:
                         break
@@ -233,10 +288,25 @@ def _forward(process: subprocess.Popen[bytes], on_event: Observer, end: Callable
                     if wait_s is not None:
                         end_at = min(end_at, time.monotonic() + wait_s)
                 if not data:
-                    selector.unregister(key.fileobj)
+                    del streams[fd]
+            try:
+                if outlet is not None:
+                    outlet.pump()
+            except OSError as error:
+                raised, end_at = raised or error, 0.0
             if time.monotonic() > end_at and not gone_at:
-                end()
+                forwarding.end()
             if gone_at and time.monotonic() - gone_at > _DRAIN_S:
                 break
     if raised is not None:
         raise raised
+
+
+def _ready(readable: Iterable[int], writable: Iterable[int]) -> set[int]:
+    """Those of these descriptors with which something can be done, within a moment."""
+    poll = select.poll()
+    for fd in readable:
+        poll.register(fd, select.POLLIN)
+    for fd in writable:
+        poll.register(fd, select.POLLOUT)
+    return {fd for fd, _ in poll.poll(100)}

@@ -28,6 +28,25 @@ def test_what_left_its_session_and_lost_its_parent_is_found_and_ended() -> None:
     assert done.stdout.split() == ["3", "0"]
 
 
+def test_what_another_thread_has_started_is_found() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    is_over = threading.Event()
+
+    def start() -> None:
+        started.append(subprocess.Popen(["/bin/sleep", "1000"]))
+        is_over.wait(20)  # once the thread is gone, its child is the main thread's
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while not started:
+        time.sleep(0.01)
+    assert started[0].pid in linux.descendants(os.getpid())
+    is_over.set()
+    thread.join()
+    started[0].kill()
+    started[0].wait()
+
+
 def test_a_child_that_has_ended_keeps_its_number_until_it_is_waited_for() -> None:
     child = subprocess.Popen(["/bin/sleep", "1000"])
     assert not linux.has_ended(child.pid)

@@ -9,12 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
+from hvdtrain import rundir
 from hvdtrain.cli import main
-from hvdtrain.launch import relay
+from hvdtrain.launch import linux, relay
 from hvdtrain.rundir import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
@@ -330,6 +333,109 @@ def test_a_run_directory_that_another_job_holds_is_left_as_it_is(_here: Path, ca
         assert main(["run", "-np", "2", "recipe.py", "--run-dir", "run"]) == 2
         assert "the run directory run is in use by process " in capsys.readouterr().err
         assert {path: path.read_text() for path in (_here / "run").rglob("*")} == before
+
+
+def test_a_job_that_is_refused_leaves_the_logs_of_another_one_as_they_are(
+    _here: Path,  # noqa: PT019
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also when that one has only just begun, and no rank of it holds the run directory yet."""
+    for option, words in (
+        ("--run-dir", ["recipe.py", "--run-dir", "run"]),
+        ("--log-dir", ["--log-dir", "run/logs", "--", "true"]),
+    ):
+        with rundir.held(_here / "run" / "logs", "folder for logs", ""):
+            assert main(["run", "-np", "1", "--gloo", *words]) == 2
+            assert [path.name for path in (_here / "run").rglob("*")] == ["logs", ".lock"]
+        said = capsys.readouterr().err
+        assert f"the folder for logs run/logs is in use by process {os.getpid()}" in said
+        assert f"give another one: {option} DIR" in said
+
+
+@pytest.mark.usefixtures("_here")
+def test_an_empty_directory_of_the_users_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    assert main(["run", "-np", "1", "--gloo", "--dry-run", "recipe.py", "--run-dir", "mine"]) == 0
+    assert main(["run", "-np", "9", "-H", "localhost:9", "--log-dir", "x", "--no-relay", "recipe.py", "--run-dir", "mine"]) == 2
+    assert Path("mine").is_dir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_hosts_are_asked_leaves_nothing_behind(number: signal.Signals, _here: Path) -> None:  # noqa: PT019
+    ssh = _here / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\necho $$ > {_here}/pid.$$\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    (_here / "tmp").mkdir()
+    env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "TMPDIR": f"{_here}/tmp"}
+    command = [sys.executable, "-m", "hvdtrain", "run", "-H", "node1:1,node2:1", "--launcher", "mpirun", "recipe.py"]
+    running = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while len(pids := [path.read_text().strip() for path in _here.glob("pid.*")]) < 2 or "" in pids:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(number)
+    _, said = running.communicate(timeout=5)
+    assert running.returncode == 128 + number
+    assert number == signal.SIGINT or f"Error: hvdtrain run was ended by a signal ({number.name})\n" in said
+    assert "Traceback" not in said
+    assert [*(_here / "runs").iterdir(), *(_here / "tmp").iterdir()] == []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_reader_that_has_stalled_does_not_keep_the_job_alive(number: signal.Signals, tmp_path: Path) -> None:
+    words = ["run", "-np", "1", "--gloo", "--", "sh", "-c", "echo $$ > pid; exec yes"]
+    running = subprocess.Popen([sys.executable, "-m", "hvdtrain", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert running.stdout is not None
+    while not running.stdout.readline().endswith(b"] y\n"):
+        assert running.poll() is None
+    pid = int((tmp_path / "pid").read_text())
+    time.sleep(1)  # the buffers in between are full by then
+    started = time.monotonic()
+    running.send_signal(number)
+    assert running.wait(timeout=10) == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 5
+    while linux.is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert time.monotonic() - started < 8
+    running.stdout.close()
+
+
+ODD = {
+    ("x" * 300 + ".py",): "cannot be looked at: File name too long",
+    ("x" * 300,): "cannot be looked at: File name too long",
+    ("--grace", "nan", "--", "true"): "'nan' is not a number of seconds",
+    ("--env-file", "nul", "--", "true"): "nul:1: the value of A has a NUL byte in it",
+}
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("words", ODD, ids=lambda words: words[0][:20])
+def test_odd_words_are_no_tracebacks(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nul").write_bytes(b"A=1\0 2\n")
+    assert main(["run", "-np", "1", "--gloo", "--dry-run", *words]) == 2
+    assert ODD[words] in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
+def test_where_no_temporary_file_can_be_made_that_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nope")
+    assert main(["run", "-np", "1", "--gloo", "--", "true"]) == 2
+    assert "Error: no folder for temporary files can be made: No such file or directory\n" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("more", [[], ["--no-relay"]])
+def test_a_program_that_is_not_there_is_exit_code_127(more: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "2", "--gloo", *more, "--", "./nosuch"]) == 127
+    said = capfd.readouterr().err
+    assert "cannot start ./nosuch: No such file or directory" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.usefixtures("_here")
