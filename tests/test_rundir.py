@@ -93,7 +93,7 @@ def test_a_folder_is_held_while_a_job_runs_and_is_not_left_behind_with_nothing_i
     logs = tmp_path / "logs"
     with held(logs, "folder for logs", "--log-dir"):
         with (
-            pytest.raises(UsageError, match="the folder for logs .* is in use") as caught,
+            pytest.raises(UsageError, match=r"the folder for logs .* is in use") as caught,
             held(logs, "folder for logs", "--log-dir"),
         ):
             pass
