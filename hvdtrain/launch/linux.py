@@ -73,21 +73,29 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def kill_descendants(keep: int = 0) -> None:
-    """End what is left below us; for one that adopts orphans, also what left its session.
+    """End what is left below us; for one that adopts orphans, also what left its session. Our children are waited for.
 
-    ``keep`` is a child that is waited for elsewhere, where its exit code is wanted.
+    ``keep`` is a child that is waited for elsewhere, where its exit code is wanted; it is killed with the others.
     """
     for _ in range(_ROUNDS):
         below = descendants(os.getpid())
-        if not below:
-            return
         for pid in below:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            if pid != keep:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+        if not (below if keep else _has_children()):
+            return
         time.sleep(0.01)
+
+
+def _has_children() -> bool:
+    """Whether any is left, once those that have ended are reaped. Lists in /proc may leave out one that comes or goes."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
 
 
 def descendants(pid: int) -> list[int]:
