@@ -43,6 +43,8 @@ class Rank:
     is_claimed: bool = False
     #: holds the run directory
     lock: IO[str] | None = None
+    #: the watchdog has said why, and is about to end the process
+    is_ending: bool = False
 
 
 def guard(body: Callable[[Rank], None]) -> int:
@@ -60,6 +62,8 @@ def guard(body: Callable[[Rank], None]) -> int:
 
 def fail(rank: Rank, error: BaseException) -> int:
     """Say why this rank ends, and end the ranks that do not know of it; the exit code."""
+    if rank.is_ending:  # what is raised now follows from that
+        time.sleep(2 * _OTHERS_S)
     if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
         _tell_relay({"time": time.time(), "phase": HERE.where, "exit_code": error.exit_code, "follows": True})
         return error.exit_code  # the primary speaks for all
@@ -85,11 +89,11 @@ def watched(rank: Rank, stops: Stops, limit_s: float, *, ends: bool) -> Iterator
         text = f"no progress for {stall.seconds:.0f} s (--stall-timeout): {stall.text}"
         hint = "if this may take so long, raise --stall-timeout"
         words = _words(rank, text, hint, stall.stacks, EXIT_STALLED) | {"stall": stall.to_record()}
-        if not (final and ends):
-            _tell_relay({**words, RUNNING: True, "warn": final})
+        _tell_relay({**words, RUNNING: True, "warn": final and not ends})
         if final and not ends:
             _print(rank, "Warning", text, hint, stall.stacks if not os.environ.get(WORDS_WANTED) else "")
         elif final:
+            rank.is_ending = True
             _tell_relay(words)
             _write_down(rank, words)
             _print(rank, "Error", text, hint, stall.stacks if not os.environ.get(WORDS_WANTED) else "")

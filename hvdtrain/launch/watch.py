@@ -76,7 +76,7 @@ class Watch:
         longest = max(one.seconds for _, one in self._standing.values())
         newest = max(heard for heard, _ in self._standing.values())
         # What a rank said before it moved on is old by now.
-        standing = {rank: one for rank, (heard, one) in self._standing.items() if heard >= newest - longest - 1}
+        standing = {rank: one for rank, (heard, one) in self._standing.items() if heard >= newest - longest}
         others = {
             rank: f"on {host} " + ("was ended" if rank in self._ended else "says nothing: is the host, or its network, down?")
             for rank, host in self._started.items()

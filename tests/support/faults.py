@@ -1,8 +1,10 @@
-"""A recipe in which one rank goes wrong, the last one."""
+"""Recipes in which one rank goes wrong, the last one: before or in a step, while it loads, in the user's own code."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,14 +103,14 @@ def _recipe(made: Any, data: Any, callbacks: Any) -> hvdtrain.Recipe:
     return hvdtrain.Recipe(adapter=made, train=data, batch_size=20, epochs=2, callbacks=callbacks)
 
 
-def skip_a_step(made: Any) -> Any:
-    """Make an adapter leave its fourth step out, and every reduction in it, for a long time."""
+def skip_a_step(made: Any, number: int = 4) -> Any:
+    """Make an adapter leave one of its steps out, and every reduction in it, for a long time."""
     step, steps = made.train_step, 0
 
     def train_step(batch: Any, **more: Any) -> Any:
         nonlocal steps
         steps += 1
-        if steps == 4:
+        if steps == number:
             time.sleep(600)
         return step(batch, **more)
 
@@ -124,3 +126,70 @@ def _add_one(framework: str, made: Any) -> None:
             made.second.bias.add_(1.0)
     else:
         made.layers[-1].bias.assign_add(np.ones(CLASSES))
+
+
+class Steps(hvdtrain.Callback):
+    """Takes its time for each step; leaves this rank's process number, and on the primary the steps that were done."""
+
+    def __init__(self, out: Path, seconds: float) -> None:
+        self.out, self.seconds = out, seconds
+        self.rank = hvdtrain.World.from_env().rank
+
+    def on_start(self, state: Any) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / f"pid-{self.rank}").write_text(str(os.getpid()))
+
+    def on_step_end(self, state: Any) -> None:
+        time.sleep(self.seconds)
+        if self.rank == 0:
+            with (self.out / "steps").open("a") as steps:
+                steps.write(f"{state.step}\n")
+
+
+class Raises(hvdtrain.Callback):
+    """The user's own code fails after a step, on one rank."""
+
+    def on_step_end(self, state: Any) -> None:
+        if state.step == 12:
+            raise KeyError("mine")
+
+
+class Breaks:
+    """A data set that fails, or does not come back, at the 13th batch."""
+
+    def __init__(self, data: tuple[np.ndarray, np.ndarray], how: str) -> None:
+        self.data, self.how, self.reads = data, how, 0
+
+    def __len__(self) -> int:
+        return len(self.data[0])
+
+    def take(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.reads += 1
+        if self.reads > 12:
+            if self.how == "loader":
+                raise OSError("a bad disk")
+            while True:
+                sum(range(1000))
+        inputs, targets = self.data
+        return inputs[indices], targets[indices]
+
+
+def long(*, fault: str = "", framework: str = "numpy", out: str, seconds: float = 0.05) -> hvdtrain.Recipe:
+    """60 steps of 20 samples. ``fault``: skip, loop or loader, on the last rank; callback there, or primary on rank 0."""
+    world = hvdtrain.World.from_env()
+    odd = world.rank == world.size - 1
+    data: Any = arrays(400)
+    if framework == "numpy":
+        from hvdtrain.adapters.linear import LinearAdapter
+
+        made: Any = LinearAdapter(FEATURES, CLASSES)
+    else:
+        made = adapter(framework, model(framework))
+    callbacks: tuple[hvdtrain.Callback, ...] = (Steps(Path(out), seconds),)
+    if fault in ("loop", "loader") and odd:
+        data = Breaks(data, fault)
+    if (fault == "callback" and odd) or (fault == "primary" and world.rank == 0):
+        callbacks += (Raises(),)
+    if fault == "skip" and odd:
+        made = skip_a_step(made, 13)
+    return hvdtrain.Recipe(adapter=made, train=data, batch_size=20, epochs=3, callbacks=callbacks)
