@@ -177,6 +177,8 @@ def _start(
     found = detect.look(base)
     choice = detect.choose(options["launcher"], found, job)
     click.secho(f"launcher: {choice.launcher.name} ({choice.reason})", err=True, dim=True)
+    if choice.launcher.name not in detect.BATCH:
+        job = replace(job, hosts=local_hosts(job.hosts, job.here, detect.own_user()))
     probed = options["probe"] and detect.uses_ssh(choice, found, job)
     if probed:
         job = _probed(job, work, options["nic"], dry_run=dry_run)
@@ -273,7 +275,7 @@ def _job(
     job_name = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.errors is not None else {}
     job = Job(
         argv=work.argv,
-        hosts=local_hosts(hosts, detect.own_names(), detect.own_user()),
+        hosts=hosts,
         np=np,
         env={**_defaults(base), **selection.values, **job_name},
         controller=controller,

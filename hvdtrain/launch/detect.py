@@ -21,7 +21,9 @@ from hvdtrain.launch.mpi import Mpi, parse_version
 from hvdtrain.launch.mpirun import OpenMpi
 from hvdtrain.launch.srun import Srun, knows_overlap, parse_pmi_list
 
-LAUNCHERS = ("horovodrun", "mpirun", "srun", "jsrun", "local")
+#: Launchers of batch systems, which have names of their own for all hosts.
+BATCH = ("srun", "jsrun")
+LAUNCHERS = ("horovodrun", "mpirun", *BATCH, "local")
 
 #: Variables that name the user's own way to other hosts, in place of ssh (Kubernetes).
 _AGENTS = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC")
@@ -32,7 +34,7 @@ _GET_MPI = "hvdtrain horovod install brings one; or pip install 'openmpi>=4.1.8,
 @dataclass(frozen=True)
 class Found:
     """The facts. ``problem`` says why an mpirun that is there cannot be used, ``srun_problem`` that of an srun. ``system`` is the
-    batch system we run under."""
+    batch system we run under, ``allocated`` are the hosts of its job, ``home`` is for a shell that names none."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
     mpi: Mpi | None = None
@@ -112,7 +114,7 @@ def look(environ: Mapping[str, str]) -> Found:
         overlap=overlap,
         srun_problem=srun_problem,
         jsrun=shutil.which("jsrun", path=environ.get("PATH")) or "",
-        allocated=_allocated(environ) if system == "lsf" else (),
+        allocated=_allocated(environ) if system else (),
         ssh=shutil.which("ssh", path=environ.get("PATH")) or "",
         system=system,
         root=os.geteuid() == 0,
@@ -155,7 +157,16 @@ def choose(name: str, found: Found, job: Job) -> Choice:
     Raises:
         HvdtrainError: there is none, or the one that was asked for is not there.
     """
+    if _is_outside(found, job):  # of a batch job that is over, for all that we know
+        mpi = replace(found.mpi, alone=True) if found.mpi is not None else None
+        found = replace(found, mpi=mpi, system="")
     return _named(name, found, "asked for with --launcher") if name != "auto" else _best(found, job)
+
+
+def _is_outside(found: Found, job: Job) -> bool:
+    """Whether the user names hosts that the batch job has not. Names may be with or without their domain."""
+    allocated = {name.lower().partition(".")[0] for name in found.allocated}
+    return bool(allocated) and not all(host.name.lower().partition(".")[0] in allocated for host in job.hosts)
 
 
 def uses_ssh(choice: Choice, found: Found, job: Job) -> bool:
@@ -164,7 +175,7 @@ def uses_ssh(choice: Choice, found: Found, job: Job) -> bool:
     return (
         job.is_remote
         and choice.launcher.name in ("horovodrun", "mpirun")
-        and not found.system
+        and not (found.system and not _is_outside(found, job))
         and not agent
         and job.elastic is None
     )

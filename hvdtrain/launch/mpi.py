@@ -29,12 +29,13 @@ _FILE_FROM = 256
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI installation. ``prefix`` is the folder that holds its bin and lib."""
+    """An MPI installation. ``prefix`` is the folder that holds its bin and lib; ``alone``: no batch system is to be asked."""
 
     kind: Kind
     version: tuple[int, ...]
     mpirun: str
     prefix: str = ""
+    alone: bool = False
 
     @property
     def major(self) -> int:
@@ -60,7 +61,7 @@ class Mpi:
         # mpirun waits this long between SIGTERM and SIGKILL, whether it has to or not.
         patience = (self.mca, "odls_base_sigkill_timeout", str(math.ceil(job.grace_s) + 1)) if job.grace_s > GRACE_S else ()
         if not job.is_remote:
-            return (*patience, *(self._alone(job) if len(job.hosts) == 1 else ()))
+            return (*patience, *(self._no_batch(job) if len(job.hosts) == 1 else ()))
         args = [] if self.prefix in _SYSTEM_PREFIXES else ["--prefix", self.prefix]
         # Without these mpirun waits 8 minutes for a host that lost power or its cable; with them, 10 seconds.
         keepalive = {"time": "5", "intvl": "2", "probes": "3"}
@@ -68,11 +69,12 @@ class Mpi:
             args += [self.mca, f"oob_tcp_keepalive_{name}", value]
         if any("." in host.name and not _is_ipv4(host.name) for host in job.hosts):
             args += [self.mca, "orte_keep_fqdn_hostnames" if self.major < 5 else "prte_keep_fqdn_hostnames", "1"]
-        return (*args, *patience)
+        return (*args, *(self._no_batch(job) if self.alone else ()), *patience)
 
-    def _alone(self, job: Job) -> Iterator[str]:
-        """On this machine it matters neither what the variables of a batch system say nor whether there is an ssh."""
-        parts = {"plm": "isolated" if self.major < 5 else "ssh", "ras": "^slurm,tm,pbs,lsf,gridengine,alps"}
+    def _no_batch(self, job: Job) -> Iterator[str]:
+        """For hosts of no batch job, whatever variables say. On this machine alone there need be no ssh either."""
+        plm = "ssh" if self.major >= 5 else "rsh" if job.is_remote else "isolated"
+        parts = {"plm": plm, "ras": "^slurm,tm,pbs,lsf,gridengine,alps"}
         for part, value in parts.items():
             if part not in job.launcher_args:
                 yield from (self.mca, part, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,8 @@ CHOICES = {
     "elastic": (ALL, ELASTIC, "horovodrun", "only Horovod's own launcher is elastic"),
     "slurm": (SLURM, AWAY, "srun", "inside a Slurm job, with pmix"),
     "slurm without pmi": (Found(mpi=OMPI, srun="/usr/bin/srun", system="slurm"), AWAY, "mpirun", "Open MPI 4.1.8 is here"),
+    "slurm, by other names": (replace(SLURM, allocated=("Node1.x.org", "node2", "node3")), AWAY, "srun", "inside a Slurm job"),
+    "slurm, other hosts": (replace(SLURM, allocated=("node1", "node7")), AWAY, "mpirun", "Open MPI 4.1.8 is here"),
     "lsf": (LSF, AWAY, "jsrun", "inside an LSF job"),
 }
 
@@ -72,6 +75,15 @@ def test_a_launcher_that_is_not_there_is_named(name: str) -> None:
 def test_the_users_word_counts(name: str) -> None:
     choice = choose(name, ALL, GLOO_HERE)
     assert (choice.launcher.name, choice.reason) == (name, "asked for with --launcher")
+
+
+def test_hosts_of_no_batch_job_are_reached_as_if_there_were_none() -> None:
+    """As in a shell that has outlived its job: else Open MPI looks for the hosts in what the variables say."""
+    for allocated, outside in ((("node7",), True), (("node1", "node2"), False)):
+        found = replace(SLURM, allocated=allocated)
+        choice = choose("mpirun", found, AWAY)
+        assert detect.uses_ssh(choice, found, AWAY) is outside
+        assert ("-mca plm rsh -mca ras ^slurm," in " ".join(choice.launcher.command(AWAY).argv)) is outside
 
 
 @pytest.mark.parametrize("variable", ["HYDRA_LAUNCHER_EXEC", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "OMPI_MCA_plm_rsh_agent"])

@@ -28,6 +28,7 @@ def salloc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Salloc]:
 
 SHAPES = {
     ("-N2", "-n4", "--ntasks-per-node=2"): ["[0 node1] 10 4", "[1 node1] 10 4", "[2 node2] 10 4", "[3 node2] 10 4"],
+    ("-N1", "-n2", "-wnode1"): ["[0 node1] 3 2", "[1 node1] 3 2"],  # on this machine, which Slurm does not know as localhost
     ("-N2", "-n3"): ["[0 node1] 6 3", "[1 node1] 6 3", "[2 node2] 6 3"],
 }
 
