@@ -22,6 +22,7 @@ from hvdtrain.launch import (
     place,
     placement,
     probe,
+    process,
     resources,
     start_argv,
 )
@@ -179,9 +180,10 @@ def check(
 def _ask(hosts: Sequence[Host], ssh_port: int | None) -> tuple[dict[str, Any], list[probe.Answer], list[str]]:
     """What the hosts say, which cannot take part, and warnings. Each is asked twice, since a launcher connects twice."""
     ssh, start, cwd = Ssh(ssh_port), start_argv(sys.executable), os.getcwd()
-    first = probe.ask(hosts, ssh, start, cwd)
-    bad = probe.problems(first, cwd)
-    again = probe.ask(hosts, ssh, start, cwd) if not bad else first
+    with process.unwinding():
+        first = probe.ask(hosts, ssh, start, cwd)
+        bad = probe.problems(first, cwd)
+        again = probe.ask(hosts, ssh, start, cwd) if not bad else first
     told = {
         answer.host: {
             **{key: answer.record[key] for key in ("python", "cpus", "gpus")},

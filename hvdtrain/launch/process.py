@@ -169,7 +169,7 @@ def unwinding() -> Iterator[None]:
         yield
     except _Signalled as error:
         name = signal.Signals(error.number).name
-        raise JobError(f"hvdtrain run was ended by a signal ({name})", exit_code=128 + error.number) from None
+        raise JobError(f"ended by a signal ({name})", exit_code=128 + error.number) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

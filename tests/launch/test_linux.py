@@ -28,6 +28,24 @@ def test_what_left_its_session_and_lost_its_parent_is_found_and_ended() -> None:
     assert done.stdout.split() == ["3", "0"]
 
 
+#: The first look sees nothing, as it may be while processes come and go.
+BLIND = """
+import subprocess
+from hvdtrain.launch import linux
+linux.adopt_orphans()
+subprocess.Popen(["/bin/sh", "-c", "setsid sleep 1000 & exec sleep 1000"])
+looks, descendants = [], linux.descendants
+linux.descendants = lambda pid: descendants(pid) if looks else looks.append(pid) or []
+linux.kill_descendants()
+print(len(looks), len(descendants(looks[0])))
+"""
+
+
+def test_one_look_that_sees_nothing_is_not_believed() -> None:
+    done = subprocess.run([sys.executable, "-c", BLIND], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["1", "0"]
+
+
 def test_what_another_thread_has_started_is_found() -> None:
     started: list[subprocess.Popen[bytes]] = []
     is_over = threading.Event()

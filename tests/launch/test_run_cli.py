@@ -360,16 +360,28 @@ def test_an_empty_directory_of_the_users_stays(capsys: pytest.CaptureFixture[str
     assert Path("mine").is_dir()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_while_hosts_are_asked_leaves_nothing_behind(number: signal.Signals, _here: Path) -> None:  # noqa: PT019
+ASKS = {"run": ["-H", "node1:1,node2:1", "--launcher", "mpirun", "recipe.py"], "hosts": ["check", "--connect", "hosts"]}
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("run", signal.SIGTERM), ("run", signal.SIGHUP), ("run", signal.SIGINT), ("hosts", signal.SIGTERM)],
+)
+def test_a_signal_while_hosts_are_asked_leaves_nothing_behind(
+    command: str,
+    number: signal.Signals,
+    _here: Path,  # noqa: PT019
+) -> None:
     ssh = _here / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(f"#!/bin/sh\necho $$ > {_here}/pid.$$\nexec sleep 60\n")
     ssh.chmod(0o755)
     (_here / "tmp").mkdir()
     env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}", "TMPDIR": f"{_here}/tmp"}
-    command = [sys.executable, "-m", "hvdtrain", "run", "-H", "node1:1,node2:1", "--launcher", "mpirun", "recipe.py"]
-    running = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    (_here / "hosts").write_text("node1:1\nnode2:1\n")
+    (_here / "runs").mkdir()
+    argv = [sys.executable, "-m", "hvdtrain", command, *ASKS[command]]
+    running = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 20
     while len(pids := [path.read_text().strip() for path in _here.glob("pid.*")]) < 2 or "" in pids:
         assert time.monotonic() < deadline
@@ -377,7 +389,7 @@ def test_a_signal_while_hosts_are_asked_leaves_nothing_behind(number: signal.Sig
     running.send_signal(number)
     _, said = running.communicate(timeout=5)
     assert running.returncode == 128 + number
-    assert number == signal.SIGINT or f"Error: hvdtrain run was ended by a signal ({number.name})\n" in said
+    assert number == signal.SIGINT or f"Error: ended by a signal ({number.name})\n" in said
     assert "Traceback" not in said
     assert [*(_here / "runs").iterdir(), *(_here / "tmp").iterdir()] == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
