@@ -134,6 +134,14 @@ def test_an_error_of_the_thread_is_raised_on_all_ranks_by_the_next_collective_ca
         assert not saver.failed
 
 
+def test_a_rank_that_is_not_the_primary_copies_and_writes_nothing(tmp_path):
+    other = LocalCommunicator(World(rank=1, size=2, source="open mpi"))  # whose primary has nothing to tell
+    saver = Saver(tmp_path / "run", None, other, keep=3)
+    saver.save(lambda: pytest.fail("called on rank 1"))
+    saver.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ranks_that_wait_for_a_long_write_meet_again_and_again(tmp_path, monkeypatch):
     """A rank in one collective for as long as the disk takes would count as stalled."""
     monkeypatch.setattr(writer, "_PATIENCE_S", 0.02)

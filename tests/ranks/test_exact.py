@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 
 from hvdtrain.data.sampler import Sampler
 from tests.support import recipes
-from tests.support.harness import batches, difference, train, weights
+from tests.support.harness import LAUNCHERS, RECIPES, batches, difference, hvdtrain, train, weights
 
 pytestmark = pytest.mark.ranks
 
@@ -70,3 +73,39 @@ def test_resuming_in_the_middle_of_an_epoch_at_another_size_is_exact(trained, tm
     resumed = [index for batch in batches(second, ranks)[: per_epoch - 7] for index in batch]
     assert sorted(stopped + resumed) == list(range(recipes.SAMPLES)), "not every sample of the epoch exactly once"
     assert difference(weights(second), weights(whole)) <= BOUND
+
+
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_a_job_killed_at_a_random_step_and_resumed_ends_with_the_weights_of_an_undisturbed_one(trained, tmp_path, framework):
+    step = random.SystemRandom().randrange(6, STEPS)
+    run_dir, recipe = tmp_path / "run", f"{RECIPES}:{framework}"
+    start = ["run", "-np", "2", "-H", "localhost:2", *LAUNCHERS["mpirun"]]
+    options = ["--run-dir", run_dir, "--save-every", "4", "--max-steps", str(STEPS)]
+    killed = hvdtrain(*start, recipe, "--set", f"kill={step}", *options, cwd=tmp_path)
+    assert killed.returncode not in (0, 2), killed.stdout + killed.stderr
+    saved = max(path.name for path in (run_dir / "checkpoints").glob("step-*"))
+    assert saved < f"step-{STEPS:08d}"
+    out = train(framework, 2, "mpirun", tmp_path / "again", *options)
+    largest = difference(weights(out), weights(trained(framework, 2, "mpirun")))
+    print(f"{framework:14} killed after step {step}, resumed from {saved}: largest relative difference {largest:.1e}")
+    assert largest <= BOUND
+    logged = [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert logged == sorted(logged)  # nothing that the killed job logged beyond its checkpoint is left
+
+
+def test_only_the_primary_needs_to_see_the_checkpoints(trained, tmp_path):
+    """Each rank works in a directory of its own, as on hosts that share no file system."""
+    steps = ["--max-steps", "7"], ["--max-steps", str(STEPS)]
+    for number, options in enumerate(steps):
+        out = tmp_path / f"out-{number}"
+        words = ["-m", "hvdtrain", "train", f"{RECIPES}:linear", "--set", f"out={out}", "--run-dir", "run", *options]
+        script = (
+            f"mkdir -p rank-$OMPI_COMM_WORLD_RANK && cd rank-$OMPI_COMM_WORLD_RANK && exec {sys.executable} {' '.join(words)}"
+        )
+        program = ["--", "sh", "-c", script]
+        result = hvdtrain("run", "-np", "2", "-H", "localhost:2", *LAUNCHERS["mpirun"], *program, cwd=tmp_path)
+        assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "rank-0/run/checkpoints").is_dir()
+    assert not (tmp_path / "rank-1/run/checkpoints").exists()
+    for rank in (0, 1):
+        assert difference(weights(out, rank), weights(trained("linear", 1))) <= BOUND

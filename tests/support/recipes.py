@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,22 +54,35 @@ class RecordedSource:
         return self.source.take(indices)
 
 
-def _recipe(adapter, weights, out: str, samples: int, **more) -> hvdtrain.Recipe:
+class KilledAt(hvdtrain.Callback):
+    """The last rank gets SIGKILL after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, state: TrainState) -> None:
+        world = hvdtrain.World.from_env()
+        if state.step == self.step and world.rank == world.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _recipe(adapter, weights, out: str, samples: int, kill: int = 0, **more) -> hvdtrain.Recipe:
     source = RecordedSource(arrays(samples))
-    callbacks = (Recorder(out, weights, source),) if out else ()
+    callbacks: tuple[hvdtrain.Callback, ...] = (Recorder(out, weights, source),) if out else ()
+    callbacks += (KilledAt(kill),) if kill else ()
     return hvdtrain.Recipe(
         adapter=adapter, train=source, valid=arrays(101, 8), batch_size=64, epochs=2, seed=5, callbacks=callbacks, **more
     )
 
 
-def linear(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+def linear(*, out: str = "", samples: int = SAMPLES, kill: int = 0) -> hvdtrain.Recipe:
     from hvdtrain.adapters.linear import LinearAdapter
 
     adapter = LinearAdapter(FEATURES, CLASSES)
-    return _recipe(adapter, lambda: [adapter.weights], out, samples)
+    return _recipe(adapter, lambda: [adapter.weights], out, samples, kill)
 
 
-def torch(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+def torch(*, out: str = "", samples: int = SAMPLES, kill: int = 0) -> hvdtrain.Recipe:
     import torch
     import torch.nn.functional as F
 
@@ -84,10 +99,10 @@ def torch(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
         return (output.argmax(1) == target).float().mean()
 
     adapter = TorchAdapter(model, optimizer, loss=F.cross_entropy, metrics={"accuracy": accuracy})
-    return _recipe(adapter, lambda: [p.detach().numpy() for p in model.parameters()], out, samples)
+    return _recipe(adapter, lambda: [p.detach().numpy() for p in model.parameters()], out, samples, kill)
 
 
-def keras(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
+def keras(*, out: str = "", samples: int = SAMPLES, kill: int = 0) -> hvdtrain.Recipe:
     import keras
 
     from hvdtrain.adapters.keras import KerasAdapter
@@ -105,6 +120,7 @@ def keras(*, out: str = "", samples: int = SAMPLES) -> hvdtrain.Recipe:
         lambda: [v.value.numpy() for v in model.trainable_variables],
         out,
         samples,
+        kill,
         lr=lambda step: 0.05 / (1 + step / 50),
     )
 
