@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,6 +181,61 @@ def test_when_the_job_is_ended_no_rank_and_no_loader_worker_is_left(
     if number != signal.SIGKILL:
         assert running.returncode == 128 + number
         assert "Error: the job was ended by a signal" in err
+
+
+def start_two(launcher: str, marker: str, cwd: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A job of two ranks that wait, and its keepers and relays."""
+    running = hvdtrain(launcher, "--env", f"MARKER={marker}", "--", "sh", "-c", "sleep 1000 & echo ready; wait", cwd=cwd)
+    assert running.stdout is not None
+    for _ in range(2):
+        while "ready" not in (line := running.stdout.readline()):
+            assert line, "ended before it began"
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if words[1:3] == [b"-S", b"-E"] and words[4] == b"relay" and marker.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    assert len(found) == 4
+    return running, found
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number", "code", "says"),
+    [
+        ("mpich", signal.SIGTERM, 143, "it was told to end (SIGTERM), and not by hvdtrain run"),
+        ("intel", signal.SIGKILL, 137, "its relay was killed by signal 9 (SIGKILL)"),
+        ("local", signal.SIGTERM, 143, "it was told to end (SIGTERM), and not by hvdtrain run"),
+    ],
+)
+def test_a_signal_of_somebody_elses_to_a_relay_ends_the_job_and_names_the_rank(
+    launcher: str, number: signal.Signals, code: int, says: str, tmp_path: Path
+) -> None:
+    """MPICH's and Intel MPI's launchers do not mind: there the job would wait for that rank without an end."""
+    marker = f"M{os.getpid()}x{time.monotonic_ns()}"
+    running, relays = start_two(launcher, marker, tmp_path)
+    os.kill(next(pid for pid in relays if parent(pid) not in relays), number)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == code
+    assert re.search(rf"Error: rank [01] on \S+ failed first: {re.escape(says)}", err), err
+    assert gone(marker) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("launcher", ["openmpi4", "mpich", "local"])
+def test_a_job_whose_relays_are_stopped_ends_all_the_same(launcher: str, number: signal.Signals, tmp_path: Path) -> None:
+    marker = f"M{os.getpid()}x{time.monotonic_ns()}"
+    running, relays = start_two(launcher, marker, tmp_path)
+    for pid in relays:
+        if parent(pid) in relays or launcher != "mpich":  # it waits 8 s for a stopped keeper
+            os.kill(pid, signal.SIGSTOP)
+    running.send_signal(number)
+    running.communicate(timeout=30)
+    assert gone(marker) == []
 
 
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "horovodrun-gloo"])
