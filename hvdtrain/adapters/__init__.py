@@ -68,7 +68,8 @@ class Adapter(Protocol):
     def snapshot(self) -> Callable[[Path], None]:
         """Copy model and optimizer to host memory. The training goes on when this returns.
 
-        The function returned writes the copy into an empty directory, from any thread, in the framework's own format: the
+        The function returned writes the copy into an empty directory, from any thread, as long as no other snapshot is
+        taken (so that they can use the same memory), in the framework's own format: the
         weights alone in a file ``model.*`` that the framework reads without us, everything without pickle or in a form
         that is read without running what it says.
         """

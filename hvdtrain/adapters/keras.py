@@ -86,6 +86,7 @@ class KerasAdapter:
         self.optimizer.build(model.trainable_variables)
         #: as the recipe made it
         self._built_lr = keras_files.learning_rate(self.optimizer)
+        self._copy = keras_files.HostCopy()
         self._known = {id(variable) for variable in model.trainable_variables}
         self._loss: Figure = keras.losses.get(loss)
         refuse_sum(self._loss)
@@ -165,7 +166,7 @@ class KerasAdapter:
         return values
 
     def snapshot(self) -> Callable[[Path], None]:
-        return keras_files.snapshot(self.model, self.optimizer, self._built_lr)
+        return self._copy.take(self.model, self.optimizer, self._built_lr)
 
     def load(self, directory: Path) -> None:
         keras_files.load(directory, self.model, self.optimizer, self._built_lr)

@@ -19,25 +19,37 @@ log = logging.getLogger(__name__)
 MODEL, OPTIMIZER = "model.weights.h5", "optimizer.npz"
 
 
-def snapshot(model: Any, optimizer: Any, built_lr: float | None) -> Callable[[Path], None]:
-    """Copy both to host memory; the function returned writes the copy.
+class HostCopy:
+    """Copies model and optimizer to host memory, each time to the same: fresh memory takes several times as long as the copy."""
 
-    Keras writes what the variables hold when it writes. In a ``StatelessScope``, which is the thread's own, they hold the
-    copy, while the training goes on with the variables themselves.
-    """
-    weights = [(variable, variable.value.numpy()) for variable in model.variables]
-    states = [variable.value.numpy() for variable in optimizer.variables]
+    def __init__(self) -> None:
+        self._arrays: list[NDArray[Any]] = []
 
-    def write(directory: Path) -> None:
-        _refuse_full_disk(directory, [*(array for _, array in weights), *states])
-        with tf.device("/CPU:0"), keras.StatelessScope(state_mapping=weights):
-            model.save_weights(directory / MODEL)
-        arrays: dict[str, Any] = {str(number): _plain(array) for number, array in enumerate(states)}
-        if built_lr is not None:
-            arrays["built_lr"] = np.array(built_lr)
-        np.savez(directory / OPTIMIZER, **arrays)
+    def take(self, model: Any, optimizer: Any, built_lr: float | None) -> Callable[[Path], None]:
+        """Both as they are now; the function returned writes them, until the next call.
 
-    return write
+        Keras writes what the variables hold when it writes. In a ``StatelessScope``, which is the thread's own, they hold
+        the copy, while the training goes on with the variables themselves.
+        """
+        variables = [*model.variables, *optimizer.variables]
+        values = [np.asarray(variable.value.read_value()) for variable in variables]  # in host memory: the variable's own
+        if [(array.shape, array.dtype) for array in values] != [(array.shape, array.dtype) for array in self._arrays]:
+            self._arrays = [np.empty_like(array) for array in values]
+        for array, value in zip(self._arrays, values, strict=True):
+            np.copyto(array, value)
+        count, arrays = len(model.variables), list(self._arrays)
+        weights, states = list(zip(variables[:count], arrays[:count], strict=True)), arrays[count:]
+
+        def write(directory: Path) -> None:
+            _refuse_full_disk(directory, arrays)
+            with tf.device("/CPU:0"), keras.StatelessScope(state_mapping=weights):
+                model.save_weights(directory / MODEL)
+            plain: dict[str, Any] = {str(number): _plain(array) for number, array in enumerate(states)}
+            if built_lr is not None:
+                plain["built_lr"] = np.array(built_lr)
+            np.savez(directory / OPTIMIZER, **plain)
+
+        return write
 
 
 def load(directory: Path, model: Any, optimizer: Any, built_lr: float | None) -> None:

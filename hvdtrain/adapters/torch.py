@@ -67,6 +67,7 @@ class TorchAdapter:
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
         #: the optimizer's settings as the recipe made them
         self._built = files.settings(optimizer)
+        self._copy = files.HostCopy()
         self._reducer: GradientReducer | None = None
         self._scaler: torch.amp.GradScaler | None = None
         #: of the steps since the moving statistics were last made equal
@@ -146,7 +147,7 @@ class TorchAdapter:
         return {name: stateful.value(name, metric, self._comm) for name, metric in self.objects.items()}
 
     def snapshot(self) -> Callable[[Path], None]:
-        state = files.copied(self._state() | {"built": self._built})
+        state = self._copy.take(self._state() | {"built": self._built})
         return lambda directory: files.write(directory, state)
 
     def load(self, directory: Path) -> None:

@@ -36,12 +36,28 @@ _DTYPES = {
 }
 
 
-def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in host memory, with Python's numbers for NumPy's, which the safe loader refuses."""
-    copy = map_leaves(state, lambda tensor: tensor.detach().to("cpu", copy=True), torch.Tensor)
-    copy = map_leaves(copy, np.copy, np.ndarray)
-    plain: dict[str, Any] = map_leaves(copy, lambda number: number.item(), np.generic)
-    return plain
+class HostCopy:
+    """Copies a state to host memory, each time to the same: fresh memory takes several times as long as the copy."""
+
+    def __init__(self) -> None:
+        self._tensors: list[torch.Tensor] = []
+
+    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """``state`` as it is now, until the next call; with Python's numbers for NumPy's, which the safe loader refuses."""
+        kept, self._tensors = iter(self._tensors), []
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            tensor, target = tensor.detach(), next(kept, None)
+            if tensor.layout != torch.strided:
+                return tensor.to("cpu", copy=True)
+            if target is None or (target.shape, target.dtype, target.stride()) != (tensor.shape, tensor.dtype, tensor.stride()):
+                target = torch.empty_like(tensor, device="cpu")
+            self._tensors.append(target)
+            return target.copy_(tensor)
+
+        copies = map_leaves(map_leaves(state, copy, torch.Tensor), np.copy, np.ndarray)
+        plain: dict[str, Any] = map_leaves(copies, lambda number: number.item(), np.generic)
+        return plain
 
 
 def write(directory: Path, state: Mapping[str, Any]) -> None:
@@ -77,8 +93,7 @@ def export(directory: Path, out: Path) -> None:
 def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Learning rate, weight decay and the like of each group of parameters."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    copy: list[dict[str, Any]] = copied({"groups": groups})["groups"]
-    return copy
+    return [HostCopy().take(group) for group in groups]
 
 
 def prefer_recipe(
@@ -92,7 +107,7 @@ def prefer_recipe(
     for group, old, new in zip(optimizer.param_groups, then, now, strict=True):
         for name in new.keys() & old.keys():
             if not _same(new[name], old[name]):
-                group[name] = copied({name: new[name]})[name]
+                group[name] = HostCopy().take(new)[name]
                 told[name] = f"{name} {new[name]} instead of {old[name]}"
     if told:
         log.warning("the optimizer goes on as the recipe says now: %s", ", ".join(told[name] for name in sorted(told)))
