@@ -1,0 +1,130 @@
+"""What asynchronous checkpoints add to the step time: a transformer of 13 million parameters with Adam, saved every 20 steps.
+
+One process per framework. Stretches of 20 steps with a checkpoint and without one take turns, so that both meet the same machine;
+a stretch is long enough for its checkpoint (156 MB) to be written within it, which is checked.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+STEPS, PAIRS = 20, 6
+WORDS, WIDTH, LAYERS, HEADS, LENGTH, BATCH = 3000, 384, 6, 6, 64, 8
+BOUND = 1.03
+
+
+def torch_adapter():
+    import torch
+
+    from hvdtrain.adapters.torch import TorchAdapter
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(WORDS, WIDTH)
+            layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True)
+            self.layers = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+            self.head = torch.nn.Linear(WIDTH, WORDS)
+
+        def forward(self, words):
+            return self.head(self.layers(self.words(words)).mean(1))
+
+    model = Model()
+    return TorchAdapter(model, torch.optim.Adam(model.parameters(), 1e-4), loss=torch.nn.functional.cross_entropy)
+
+
+def keras_adapter():
+    import keras
+
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    layers = keras.layers
+    words = keras.Input((LENGTH,), dtype="int32")
+    hidden = layers.Embedding(WORDS, WIDTH)(words)
+    for _ in range(LAYERS):
+        hidden = layers.LayerNormalization()(layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(hidden, hidden) + hidden)
+        wide = layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, "gelu")(hidden))
+        hidden = layers.LayerNormalization()(wide + hidden)
+    model = keras.Model(words, layers.Dense(WORDS)(layers.GlobalAveragePooling1D()(hidden)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return KerasAdapter(model, keras.optimizers.Adam(1e-4), loss=loss)
+
+
+SIDES = {"PyTorch": torch_adapter, "Keras": keras_adapter}
+
+
+def child(side: str) -> None:
+    from hvdtrain.checkpoint.files import Content, latest, size_of
+    from hvdtrain.checkpoint.writer import Saver
+    from hvdtrain.comm.local import LocalCommunicator
+    from hvdtrain.state import TrainState
+    from hvdtrain.world import World
+
+    comm, adapter, random = LocalCommunicator(World()), SIDES[side](), np.random.default_rng(0)
+    adapter.setup(comm)
+    batch = (random.integers(0, WORDS, (BATCH, LENGTH)), random.integers(0, WORDS, BATCH))
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        saver = Saver(Path(folder), adapter, comm, keep=2)
+        copies, writes = [], []
+
+        def stretch(number: int, *, save: bool) -> float:
+            started = time.perf_counter()
+            if save:
+                saver.save(lambda: Content(TrainState(step=number), {}))
+                copies.append(time.perf_counter() - started)
+            for _ in range(STEPS):
+                float(adapter.train_step(batch, lr=None, weight=1.0)["loss"].value)
+            took = time.perf_counter() - started
+            if save:
+                saver.wait()
+                writes.append(time.perf_counter() - started - copies[-1])
+                if writes[-1] + copies[-1] > took + 0.05:
+                    sys.exit(f"a checkpoint takes longer ({writes[-1]:.1f} s) than the {STEPS} steps after it")
+            return took
+
+        stretch(1, save=True)  # tracing, first allocations
+        copies.clear()
+        pairs = []
+        for number in range(2, 2 + PAIRS):
+            order = [True, False] if number % 2 else [False, True]
+            times = {save: stretch(number, save=save) for save in order}
+            pairs.append((times[True], times[False]))
+        size = size_of(latest(Path(folder)).path)
+    ratios = [saving / plain for saving, plain in pairs]
+    step = statistics.median(plain for _, plain in pairs) / STEPS
+    figures = {"step": step, "copy": statistics.median(copies), "bytes": size, "ratios": ratios}
+    print(json.dumps(figures | {"ratio": sum(saving for saving, _ in pairs) / sum(plain for _, plain in pairs)}))
+
+
+def main() -> int:
+    title = f"{PAIRS} pairs of {STEPS} steps with and without a checkpoint"
+    table = Table("framework", "step (ms)", "copy (ms)", "checkpoint (MB)", "time with / without", "of each pair", title=title)
+    worst = 0.0
+    for side in SIDES:
+        command = [sys.executable, __file__, side]
+        lines = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        found = json.loads(lines[-1])
+        worst = max(worst, found["ratio"])
+        pairs = " ".join(f"{ratio:.3f}" for ratio in sorted(found["ratios"]))
+        size = found["bytes"] / 1e6
+        table.add_row(
+            side, f"{found['step'] * 1e3:.0f}", f"{found['copy'] * 1e3:.0f}", f"{size:.0f}", f"{found['ratio']:.3f}", pairs
+        )
+    Console().print(table)
+    print(f"asked for: at most {BOUND}")
+    return 0 if worst <= BOUND else 1
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        child(sys.argv[1])
+    else:
+        sys.exit(main())
