@@ -148,7 +148,7 @@ class _Signalled(BaseException):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """While this is open, SIGTERM and SIGHUP do as Ctrl-C does: everything that is open is closed and nothing of ours stays.
+    """While this is open, a signal that is to end us closes everything that is open, so that nothing of ours stays.
 
     Where ``run`` is at work, they end its job instead. Those that were ignored when we started stay so.
 
@@ -161,7 +161,7 @@ def unwinding() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)  # another one must not tear the cleaning up
         raise _Signalled(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in Forwarding.SIGNALS}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, unwind)

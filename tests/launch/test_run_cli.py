@@ -389,7 +389,7 @@ def test_a_signal_while_hosts_are_asked_leaves_nothing_behind(
     running.send_signal(number)
     _, said = running.communicate(timeout=5)
     assert running.returncode == 128 + number
-    assert number == signal.SIGINT or f"Error: ended by a signal ({number.name})\n" in said
+    assert f"Error: ended by a signal ({number.name})\n" in said
     assert "Traceback" not in said
     assert [*(_here / "runs").iterdir(), *(_here / "tmp").iterdir()] == []
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
