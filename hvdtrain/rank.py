@@ -20,7 +20,7 @@ from hvdtrain.launch.failures import JOB_VARIABLE
 from hvdtrain.launch.frames import RUNNING, WORDS_WANTED, words_line
 from hvdtrain.progress import HERE
 from hvdtrain.rundir import RunDir, write_json
-from hvdtrain.stops import Stops
+from hvdtrain.stops import StoppedError, Stops
 from hvdtrain.watchdog import Stall, Watchdog
 from hvdtrain.world import World
 
@@ -117,10 +117,10 @@ def _last_words(rank: Rank, error: BaseException) -> int:
     """Say and write down why this rank ends; the exit code."""
     text, hint, code = _reason(rank, error)
     trace = "" if isinstance(error, HvdtrainError | KeyboardInterrupt) else "".join(traceback.format_exception(error))
-    words = _words(rank, text, hint, trace, code)
+    words = _words(rank, text, hint, trace, code) | ({"stopped": True} if isinstance(error, StoppedError) else {})
     _tell_relay(words)
     _write_down(rank, words)
-    _print(rank, "Error", text, hint, trace)
+    _print(rank, "Note" if isinstance(error, StoppedError) else "Error", text, hint, trace)
     return code
 
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import secrets
-import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain import rundir
 from hvdtrain.cli import misplaced, show
 from hvdtrain.cli.sections import SectionCommand, section
-from hvdtrain.errors import UsageError
-from hvdtrain.errors import shown as shorten
+from hvdtrain.cli.work import CONFIG, Work, is_file, recipe_work
+from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
     GRACE_S,
     Controller,
@@ -45,10 +45,12 @@ from hvdtrain.launch import (
     start_argv,
     this_host,
 )
-from hvdtrain.rundir import RunDir
+from hvdtrain.launch.verdict import Verdict
 
-#: What ``train`` reads where no recipe is named.
-CONFIG = "hvdtrain.yaml"
+#: How long a recipe may take to save and end by default: less than the 30 s that schedulers give.
+STOP_S = 25.0
+#: Time between the end of a job and its restart.
+_RESTART_AFTER_S = 2.0
 
 
 class RunCommand(SectionCommand):
@@ -74,19 +76,6 @@ class _Seconds(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number of seconds", param, ctx)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every rank runs, and where it leaves its files: a recipe has a run directory, a program has none."""
-
-    argv: tuple[str, ...]
-    run_dir: Path | None = None
-    recipe: str = ""  # its file, if it is one
-
-    @property
-    def errors(self) -> Path | None:
-        return RunDir(self.run_dir).errors if self.run_dir is not None else None
 
 
 where, launcher, ssh = section("Where"), section("Launcher"), section("ssh")
@@ -123,7 +112,7 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
 @ssh("--ssh-arg", multiple=True, metavar="ARG", help="One more argument for ssh; may be repeated.")
 @ssh("--no-host-key-check", is_flag=True, help="Let ssh connect to hosts whose keys it does not know.")
 @elastic_job("--host-discovery-script", metavar="FILE", help="Prints a line host:slots for each usable host.")
-@elastic_job("--min-np", type=click.IntRange(1), metavar="N", help="Keep going while this many ranks are left.")
+@elastic_job("--min-np", type=click.IntRange(1), metavar="N", help="Keep going, or restart, while this many ranks are left.")
 @elastic_job("--max-np", type=click.IntRange(1), metavar="N", help="Grow up to this many ranks.")
 @environ("--env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks; NAME may be a pattern.")
 @environ("--env-file", multiple=True, metavar="FILE", help="Pass the variables of a file with NAME=VALUE lines.")
@@ -142,6 +131,15 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
     metavar="S",
     help="Seconds for a rank to end by itself.",
 )
+@ends(
+    "--stop-timeout",
+    type=_Seconds(0.1, 86400),
+    default=STOP_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds for a recipe to save and end in order (SIGTERM, SIGUSR1).",
+)
+@ends("--max-restarts", type=click.IntRange(0), default=0, metavar="N", help="Start a job that failed again, N times at most.")
 @click.argument("what", nargs=-1, type=click.UNPROCESSED, metavar="[RECIPE [TRAIN OPTIONS] | -- PROGRAM [ARGS]]")
 def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tuple[str, ...], **options: Any) -> int:
     """Start a job on one or many hosts.
@@ -158,9 +156,59 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
     with process.unwinding(), contextlib.ExitStack() as stack:
-        work = Work(what) if is_program else _recipe(before, what, stack, dry_run=dry_run)
-        folder = stack.enter_context(_folder())
-        return _start(work, hosts, elastic, np, base, {**options, "launch_dir": folder}, dry_run=dry_run)
+        work = Work(what) if is_program else recipe_work(before, what, stack, dry_run=dry_run)
+        options["launch_dir"] = stack.enter_context(_folder())
+        for number in itertools.count(1):
+            failed, asks = _start(work, hosts, elastic, np, base, options, dry_run=dry_run)
+            if failed is None:
+                break
+            if failed.stopped:
+                click.echo(f"{failed.message}\n{failed.hint}".rstrip(), err=True)
+                return failed.exit_code
+            if failed.is_final or number > options["max_restarts"]:
+                raise JobError(failed.message, failed.hint, exit_code=failed.exit_code)
+            click.echo(f"Error: {failed.message}", err=True)
+            time.sleep(_RESTART_AFTER_S)  # what the failed job still holds (ports, memory, devices) is let go meanwhile
+            hosts, np = _remaining(hosts, np, work, options, failed) if asks else (hosts, np)
+            work = work.again()
+            click.secho(f"restart {number} of {options['max_restarts']}: {np} ranks on {_names(hosts)}", err=True, fg="yellow")
+    return 0
+
+
+def _remaining(
+    hosts: tuple[Host, ...], np: int, work: Work, options: Mapping[str, Any], failed: Verdict
+) -> tuple[tuple[Host, ...], int]:
+    """The hosts that can take part still, and as many ranks as fit there.
+
+    Raises:
+        JobError: too few; with the failure that led to this.
+    """
+    answers = _ask(hosts, work, options)
+    bad = {answer.host: answer.problem for answer in probe.problems(answers, str(Path.cwd()))}
+    for name, problem in bad.items():
+        click.secho(f"{name} is left out: {problem}", err=True, fg="yellow")
+    kept = tuple(host for host in hosts if host.name not in bad)
+    slots = sum(host.slots for host in kept)
+    least = options["min_np"] or 1
+    if slots < least:
+        raise JobError(
+            f"{failed.message}\n{slots} ranks are left on hosts that answer, and --min-np is {least}",
+            failed.hint,
+            exit_code=failed.exit_code,
+        )
+    ranks = min(np, slots)
+    return fit(kept, ranks, source="the hosts that answer"), ranks
+
+
+def _ask(hosts: tuple[Host, ...], work: Work, options: Mapping[str, Any]) -> list[probe.Answer]:
+    files = [work.recipe] if work.recipe else []
+    return probe.ask(hosts, _ssh(options), start_argv(sys.executable), str(Path.cwd()), files)
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    return ", ".join(f"{host.name}:{host.slots}" for host in hosts[:8]) + (
+        f" and {len(hosts) - 8} more" if len(hosts) > 8 else ""
+    )
 
 
 def _start(
@@ -172,7 +220,8 @@ def _start(
     options: Mapping[str, Any],
     *,
     dry_run: bool,
-) -> int:
+) -> tuple[Verdict | None, bool]:
+    """Run the job once. How it failed, if it did; and whether its hosts can be asked by ssh."""
     job = _job(work, hosts, elastic, np, base, options)
     found = detect.look(base)
     choice = detect.choose(options["launcher"], found, job)
@@ -181,17 +230,17 @@ def _start(
         job = replace(job, hosts=local_hosts(job.hosts, job.here, detect.own_user()))
     probed = options["probe"] and detect.uses_ssh(choice, found, job)
     if probed:
-        job = _probed(job, work, options["nic"], dry_run=dry_run)
+        job = _probed(job, work, options, dry_run=dry_run)
     elif options["nic"]:
         complete = not job.is_remote
         _warn(nics.check(options["nic"], {"this machine": this_host.interfaces()}, complete=complete).warnings)
     started = choice.launcher.command(job)
     if dry_run:
         click.echo(started.script(base))
-        return 0
+        return None, probed
     style = output.Style(np, sys.stdout.isatty(), options["prefix"], options["timestamps"], options["quiet_ranks"])
     log_dir = options["log_dir"] or (work.run_dir / "logs" if work.run_dir is not None else None)
-    return show.run(started, base, job, style, work.run_dir, Path(log_dir) if log_dir else None)
+    return show.run(started, base, job, style, work.run_dir, Path(log_dir) if log_dir else None), probed
 
 
 @contextlib.contextmanager
@@ -207,10 +256,10 @@ def _folder() -> Iterator[str]:
         yield folder
 
 
-def _probed(job: Job, work: Work, wanted: Sequence[str], *, dry_run: bool) -> Job:
+def _probed(job: Job, work: Work, options: Mapping[str, Any], *, dry_run: bool) -> Job:
     """The job with its network interface, after every host has said that it can take part."""
-    answers = probe.ask(job.hosts, job.ssh, start_argv(sys.executable), job.cwd, [work.recipe] if work.recipe else [])
-    bad = probe.problems(answers, job.cwd)
+    answers = _ask(job.hosts, work, options)
+    bad, wanted = probe.problems(answers, job.cwd), options["nic"]
     if bad:
         error = probe.error(bad, len(answers))
         if not dry_run:
@@ -232,7 +281,8 @@ def _warn(sentences: Iterable[str]) -> None:
 
 def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Elastic | None, int]:
     """The hosts as they will be used, and the number of ranks."""
-    elastic = _elastic(options["min_np"], options["max_np"], options["host_discovery_script"], options["np"])
+    min_np = None if options["max_restarts"] and not options["host_discovery_script"] else options["min_np"]
+    elastic = _elastic(min_np, options["max_np"], options["host_discovery_script"], options["np"])
     np: int | None = options["np"] if options["np"] is not None or elastic is None else elastic.min_np
     listed = allocation.hosts(base, options["hosts"], options["hostfile"], strict=options["strict"])
     if listed is None:
@@ -251,10 +301,11 @@ def _elastic(min_np: int | None, max_np: int | None, script: str | None, np: int
     if script is None:
         if min_np is not None or max_np is not None:
             raise UsageError(
-                "--min-np and --max-np need to know the hosts as they come and go", "add --host-discovery-script FILE"
+                "--min-np and --max-np need to know the hosts as they come and go",
+                "add --host-discovery-script FILE, or with --min-np alone --max-restarts N",
             )
         return None
-    if not os.access(script, os.X_OK) or not _is_file(script):
+    if not os.access(script, os.X_OK) or not is_file(script):
         raise UsageError(f"host discovery script '{script}' is not there or not executable", f"try: chmod +x {script}")
     least = min_np or np or 1
     if max_np is not None and max_np < least:
@@ -268,7 +319,6 @@ def _job(
     given: dict[str, str] = {}
     for path in options["env_file"]:
         given.update(environment.read_file(path))
-    unchecked = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null") if options["no_host_key_check"] else ()
     selection = environment.select(base, options["env"], given)
     controller: Controller = "mpi" if options["mpi"] and elastic is None else "gloo"
     _warn(environment.check_controller(base, selection.values, controller))
@@ -281,11 +331,12 @@ def _job(
         controller=controller,
         cwd=str(Path.cwd()),
         nics=options["nic"],
-        ssh=Ssh(options["ssh_port"], options["ssh_identity_file"], (*unchecked, *options["ssh_arg"])),
+        ssh=_ssh(options),
         launcher_args=options["launcher_arg"],
         launch_dir=options["launch_dir"],
         elastic=elastic,
         grace_s=options["grace"],
+        stop_s=options["stop_timeout"] if work.is_recipe else 0.0,
         here=detect.own_names(),
     )
     if job.is_remote and selection.left_out:
@@ -299,59 +350,9 @@ def _job(
     return relay.wrap(job, start=start_argv(sys.executable), share_devices=options["share_devices"])
 
 
-def _recipe(before: tuple[str, ...], what: tuple[str, ...], stack: contextlib.ExitStack, *, dry_run: bool) -> Work:
-    """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here.
-
-    A run directory that is made, and left empty, is removed when ``stack`` closes.
-    """
-    from hvdtrain.config import read_file  # it imports NumPy, which takes longer than all else here
-
-    options = list(what[1:])
-    recipe = what[0] if what else read_file(Path(CONFIG)).get("recipe")
-    if not isinstance(recipe, str):
-        raise UsageError(f"{CONFIG} names no recipe", "write a line: recipe: FILE.py")
-    path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
-    if path.endswith(".py") and not _is_file(path):
-        where = Path(path).absolute().parent
-        raise UsageError(f"recipe '{path}' does not exist (looked in {where})", "check the path of the recipe")
-    if not path.endswith(".py") and ":" not in recipe:
-        program = " (to start a program, put -- before it)" if shutil.which(recipe) or _is_file(recipe) else ""
-        raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
-    misplaced.check_train(click.get_current_context(), before, recipe, options)
-    config = _option(options, "--config") if what else CONFIG
-    named = _option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR")
-    if not named and config:
-        named = read_file(Path(config)).get("run_dir")
-    run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
-    if not dry_run:
-        if not named or not run_dir.exists():
-            stack.callback(rundir.remove_empty, run_dir)
-        RunDir(run_dir).check_free()
-    if not named:
-        options = ["--run-dir", str(run_dir), *options]
-    # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
-    rank = (sys.executable, "-P", "-m", "hvdtrain", "train", *what[:1], *options)
-    return Work(rank, run_dir, path if path.endswith(".py") else "")
-
-
-def _is_file(path: str) -> bool:
-    """Raises a UsageError where that cannot be told: a folder that is closed to us, a name that no file can have."""
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"'{shorten(path)}' cannot be looked at: {why}", "check the path, and who may read it") from None
-
-
-def _option(words: list[str], name: str) -> str | None:
-    """The value of an option that is meant for ``train``: the last one counts, as there."""
-    found = None
-    for at, word in enumerate(words):
-        if word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-        elif word == name and at + 1 < len(words):
-            found = words[at + 1]
-    return found
+def _ssh(options: Mapping[str, Any]) -> Ssh:
+    unchecked = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null") if options["no_host_key_check"] else ()
+    return Ssh(options["ssh_port"], options["ssh_identity_file"], (*unchecked, *options["ssh_arg"]))
 
 
 def _defaults(base: dict[str, str]) -> dict[str, str]:

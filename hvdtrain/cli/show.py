@@ -14,7 +14,7 @@ from hvdtrain import rundir
 from hvdtrain.cli.terminal import Terminal
 from hvdtrain.errors import JobError
 from hvdtrain.launch import Command, Host, Job, frames, output, process, this_host
-from hvdtrain.launch.verdict import judge
+from hvdtrain.launch.verdict import Verdict, judge
 from hvdtrain.launch.watch import Watch
 
 #: Time for a launcher to end the job after a rank has failed, before we end it. MPICH's waits for ranks that never met over MPI.
@@ -82,11 +82,11 @@ class Show:
 
 def run(
     started: Command, base: Mapping[str, str], job: Job, style: output.Style, run_dir: Path | None, log_dir: Path | None
-) -> int:
-    """Run the command and show it; the exit code of a job that ended well.
+) -> Verdict | None:
+    """Run the command and show it; how the job failed, or None for one that ended well.
 
     Raises:
-        JobError: one that did not; it tells the earliest failure.
+        JobError: the ranks are not where they were planned.
         UsageError: another job writes its files to ``log_dir``.
     """
     watch = Watch(job, rundir.RunDir(run_dir).errors if run_dir is not None else None)
@@ -96,16 +96,16 @@ def run(
     patience_s: float | None = _READER_S
     with rundir.held(log_dir, "folder for logs", option) if log_dir is not None else contextlib.nullcontext():
         try:
-            code = process.run(started, base, show, outlet=terminal, grace_s=job.grace_s, on_signal=watch.signalled)
+            code = process.run(
+                started, base, show, outlet=terminal, grace_s=job.grace_s, stop_s=job.stop_s, on_signal=watch.signalled
+            )
             failed = judge(code, watch, run_dir)
             show.rest(is_unexplained=failed is not None and not watch.was_signalled and not watch.is_explained)
             patience_s = _READER_S if watch.was_signalled else None
         finally:
             show.close()
             terminal.finish(patience_s)
-    if failed is not None:
-        raise JobError(failed.message, failed.hint, exit_code=failed.exit_code)
-    return code
+    return failed
 
 
 def _all_here(hosts: Sequence[Host]) -> bool:

@@ -103,7 +103,8 @@ class Job:
     ``env`` holds what every rank gets on top of what its host gives. ``launch_dir`` is a folder of this job's own, on this
     machine, for what its launcher reads and runs. ``tagged``: the ranks run under our relay, and the launcher is to mark
     each chunk of output with its rank if it can. ``subnet`` is that of ``nics``, where hosts name their interfaces differently.
-    ``here`` are this machine's own names, in small letters.
+    ``here`` are this machine's own names, in small letters. ``stop_s``: how long the ranks may take to stop in order when they
+    are asked to; 0 if they know no such thing.
     """
 
     argv: tuple[str, ...]
@@ -116,6 +117,7 @@ class Job:
     subnet: str = ""
     ssh: Ssh = Ssh()
     grace_s: float = GRACE_S
+    stop_s: float = 0.0
     launcher_args: tuple[str, ...] = ()
     launch_dir: str = ""
     elastic: Elastic | None = None
@@ -157,7 +159,7 @@ class Command:
     """What to start. With ``inherit`` the process keeps our environment and ``env`` comes on top; else ``env`` is all it gets.
 
     ``files`` (path -> text) are written before the start; those that begin with ``#!`` are programs. ``secrets`` are names in
-    ``env`` whose values are never shown.
+    ``env`` whose values are never shown. ``passes_on``: the process hands SIGUSR1 on to all ranks.
 
     Raises:
         UsageError: an argument is longer than the kernel takes.
@@ -168,6 +170,7 @@ class Command:
     inherit: bool = True
     files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     secrets: frozenset[str] = frozenset()
+    passes_on: bool = False
 
     def __post_init__(self) -> None:
         check_lengths(self.argv, "use fewer hosts, neighbours with equal slots, whole hosts instead of chosen devices")

@@ -31,6 +31,7 @@ class Failure:
     traceback: str = ""
     exit_code: int | None = None
     stalled: bool = False  # it ended because the job did not move
+    stopped: bool = False  # it was asked to stop, and did so in order
     follows: bool = False  # it says itself that another rank is the cause, and speaks for it
 
     def with_code(self, code: int) -> Failure:
@@ -62,6 +63,7 @@ class Failure:
             **{name: str(record.get(name) or "") for name in ("host", "phase", "error", "hint", "traceback")},
             exit_code=code if isinstance(code, int) else None,
             stalled="stall" in record,
+            stopped=record.get("stopped") is True,
             follows=record.get("follows") is True,
         )
 

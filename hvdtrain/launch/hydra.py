@@ -58,7 +58,9 @@ class Hydra:
             # Its mpirun is a script that finds its other half on PATH only.
             env["PATH"] = with_folder_first(posixpath.dirname(self.mpi.mpirun), env.get("PATH", "/usr/bin:/bin"))
         argv += ["-genvlist", ",".join(sorted(passed))] if passed else ["-genvnone"]
-        return Command((*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env))
+        return Command(
+            (*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env), passes_on=True
+        )
 
 
 def _line(host: Host) -> str:

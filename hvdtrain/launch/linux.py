@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -126,6 +126,23 @@ def _children(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found
+
+
+def below(pid: int, words: Sequence[str]) -> list[int]:
+    """The descendants of a process that have these words in this order, one after the other, in their command line."""
+    wanted = b"\0".join(os.fsencode(word) for word in words) + b"\0"
+    found = []
+    for each in descendants(pid):
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{each}/cmdline").read_bytes():
+                found.append(each)
+    return found
+
+
+def signal_one(pid: int, number: int) -> None:
+    """To a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def is_alive(pid: int) -> bool:

@@ -44,7 +44,9 @@ class OpenMpi:
             argv += ["-x", name]
         if self.home:
             env["HOME"] = self.home
-        command = Command((*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env))
+        command = Command(
+            (*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env), passes_on=True
+        )
         _check_arguments(job)
         return command
 

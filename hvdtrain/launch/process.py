@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Protocol
 
 from hvdtrain.errors import HvdtrainError, JobError
-from hvdtrain.launch import Command, frames, linux
+from hvdtrain.launch import START_FILE, Command, frames, linux
 
 #: How long a launcher has at least to end its ranks after a polite signal, before everything is killed.
 PATIENCE_S = 8.0
@@ -23,6 +23,9 @@ PATIENCE_S = 8.0
 _LAUNCHERS_OWN_S = 3.0
 #: How long output may still come after the launcher is gone.
 _DRAIN_S = 1.0
+
+#: What the command line of a relay has in it.
+RELAY = (START_FILE, "relay")
 
 #: Called with every event; the flag is True for the launcher's stderr. What it returns is a time in seconds after which the job
 #: is to be ended if it has not ended by itself, or None. What it raises ends the job.
@@ -49,6 +52,7 @@ def run(
     *,
     outlet: Outlet | None = None,
     grace_s: float = 0.0,
+    stop_s: float = 0.0,
     on_signal: Callable[[], None] = lambda: None,
 ) -> int:
     """Start the command, hand on its output and our signals, wait, and return an exit code as a shell counts it (128 + signal).
@@ -57,12 +61,14 @@ def run(
     ``PATIENCE_S``, or longer where its ranks have: ``grace_s``. Signals that were ignored when we
     started (``nohup``, or a script's ``&``) stay ignored. When this process is killed, the launcher gets SIGTERM by the kernel.
     ``on_signal`` is called at the first signal, before it is handed on: what is known then, the signal has not caused.
+
+    With ``stop_s`` the ranks know SIGUSR1 as a request to stop in order: a first SIGTERM or SIGUSR1 hands that on to them, and
+    ends the job as above if it has not ended ``stop_s`` later.
     """
     write_files(command.files)
     patience_s = max(PATIENCE_S, grace_s + _LAUNCHERS_OWN_S)
-    with Forwarding(
-        patience_s, on_signal
-    ) as forwarding:  # before the start: a signal in between must not leave a launcher without us
+    # Before the start: a signal in between must not leave a launcher without us.
+    with Forwarding(patience_s, on_signal, stop_s, passes_on=command.passes_on) as forwarding:
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -195,20 +201,33 @@ class Forwarding(AbstractContextManager["Forwarding"]):
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    #: those that ask for a stop in order where the ranks know one
+    ASKING = (signal.SIGTERM, signal.SIGUSR1)
 
-    def __init__(self, patience_s: float = PATIENCE_S, on_signal: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        patience_s: float = PATIENCE_S,
+        on_signal: Callable[[], None] = lambda: None,
+        stop_s: float = 0.0,
+        *,
+        passes_on: bool = False,
+    ) -> None:
         self._patience_s, self._on_signal = patience_s, on_signal
-        self._pid, self._is_ending = 0, False
+        self._stop_s, self._passes_on = stop_s, passes_on
+        self._pid, self._is_ending, self._asked = 0, False, 0
         self._stack = ExitStack()
         self.received: int | None = None
 
     @property
     def is_ending(self) -> bool:
-        return self._is_ending
+        """Whether the job is to end, in order or not."""
+        return self._is_ending or bool(self._asked)
 
     def attach(self, pid: int) -> None:
         """``pid`` leads a group of its own, and is not reaped before ``detach``."""
         self._pid = pid
+        if self._asked:
+            self._ask(self._asked)
         if self.received is not None:
             self.end()
 
@@ -231,7 +250,7 @@ class Forwarding(AbstractContextManager["Forwarding"]):
     def __enter__(self) -> Forwarding:
         self._stack.callback(signal.signal, signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         self._stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
-        for number in self.SIGNALS:
+        for number in {*self.SIGNALS, *(self.ASKING if self._stop_s else ())}:
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
@@ -244,11 +263,26 @@ class Forwarding(AbstractContextManager["Forwarding"]):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             self._tell(signal.SIGKILL)
-            return
+        elif self._stop_s and number in self.ASKING and not self._asked:
+            self._asked = number
+            if self._pid:
+                self._ask(number)
+        elif number != signal.SIGUSR1:
+            self._end_by(number)
+
+    def _end_by(self, number: int) -> None:
         self.received = number
         self._on_signal()
         if self._pid:
             self.end()
+
+    def _ask(self, number: int) -> None:
+        """Ask for a stop in order, and end the job if that comes to nothing. One rank that hears it is enough: they agree."""
+        heard = [self._pid] if self._passes_on else linux.below(self._pid, RELAY)
+        for pid in heard:
+            linux.signal_one(pid, signal.SIGUSR1)
+        signal.signal(signal.SIGALRM, lambda *_: self._end_by(number))
+        signal.setitimer(signal.ITIMER_REAL, self._stop_s if heard else 1e-3)
 
 
 def _forward(process: subprocess.Popen[bytes], on_event: Observer, forwarding: Forwarding, outlet: Outlet | None) -> None:

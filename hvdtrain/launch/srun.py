@@ -54,7 +54,9 @@ class Srun:
         # A rank that fails ends the step; the relay counts threads by itself, so tasks are not bound to single CPUs.
         argv += ["--kill-on-bad-exit=1", "--cpu-bind=none"]
         argv += [f"--export={','.join(passed) or 'NONE'}"]
-        return Command((*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env))
+        return Command(
+            (*argv, *job.launcher_args, *job.argv), env, files=files, secrets=environment.secrets(env), passes_on=True
+        )
 
 
 def _slurms_order(name: str) -> list[tuple[int, str]]:

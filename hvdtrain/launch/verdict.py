@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdtrain.errors import UsageError
 from hvdtrain.launch import failures
 from hvdtrain.launch.watch import Watch
 
@@ -20,6 +21,10 @@ class Verdict:
     message: str
     hint: str
     exit_code: int
+    #: whether starting the job again is of no use: somebody ended it, or it was asked for what cannot be
+    is_final: bool = False
+    #: whether it was asked to stop, and did so in order
+    stopped: bool = False
 
 
 def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | None:
@@ -31,28 +36,31 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
     if not code and (watch.is_elastic or not found):
         return None
     why, hint = _why_gone(watch)
+    code = failures.exit_code(found, code) if found else code
+    final = watch.was_signalled or code == UsageError.exit_code
     if found:
-        code = failures.exit_code(found, code)
+        if found[0].stopped:
+            return Verdict(found[0].error, found[0].hint, code, is_final=True, stopped=True)
         if found[0].stalled and watch.stall():
-            return Verdict(watch.stall(), found[0].hint, code)
+            return Verdict(watch.stall(), found[0].hint, code, final)
         if why and all(failure.is_consequence for failure in found):
-            return Verdict(f"{why}\n{failures.bystanders(found)}", hint, code)
+            return Verdict(f"{why}\n{failures.bystanders(found)}", hint, code, final)
         message = failures.report(found)
-        return Verdict(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, code)
+        return Verdict(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, code, final)
     uncalled = watch.uncalled(code)
     if uncalled is not None and uncalled.exit_code == code and not watch.was_signalled:
-        return Verdict(failures.report([uncalled]), "somebody's kill, or is its host going down?", code)
+        return Verdict(failures.report([uncalled]), "somebody's kill, or is its host going down?", code, final)
     if watch.was_signalled or code in (129, 130, 143):
         again = f"go on from the last checkpoint: the same command with --run-dir {run_dir}" if run_dir else ""
-        return Verdict(f"the job was ended by a signal ({signal.Signals(code - 128).name})", again, code)
+        return Verdict(f"the job was ended by a signal ({signal.Signals(code - 128).name})", again, code, is_final=True)
     ended = f"the launcher ended with exit code {code}"
     if watch.never_started():
-        return Verdict(f"{ended}; never started: {_some(watch.never_started())}", _SEE_ABOVE, code)
+        return Verdict(f"{ended}; never started: {_some(watch.never_started())}", _SEE_ABOVE, code, final)
     if why:
-        return Verdict(f"{ended}; {why}", hint, code)
+        return Verdict(f"{ended}; {why}", hint, code, final)
     if watch.silent():
-        return Verdict(f"{ended}; no word from {_some(watch.silent())}", _SEE_ABOVE, code)
-    return Verdict(f"{ended}, though no rank failed" if watch.hears_ranks else ended, _SEE_ABOVE, code)
+        return Verdict(f"{ended}; no word from {_some(watch.silent())}", _SEE_ABOVE, code, final)
+    return Verdict(f"{ended}, though no rank failed" if watch.hears_ranks else ended, _SEE_ABOVE, code, final)
 
 
 def _why_gone(watch: Watch) -> tuple[str, str]:

@@ -84,6 +84,26 @@ CASES: dict[str, tuple[Job, int, tuple[Event, ...], Verdict | None]] = {
         (*ALL_STARTED, TOLD, *(Ended(rank, "node1", {"code": 143, "told": 15}) for rank in (0, 2))),
         Verdict("the launcher ended with exit code 3, though no rank failed", ABOVE, 3),
     ),
+    "it was asked to stop": (
+        JOB,
+        1,
+        (
+            *ALL_STARTED,
+            Ended(0, "node1", {"code": 75, "told": 0, "time": 1.0, "phase": "x", "error": "stopped", "stopped": True}),
+        ),
+        Verdict("stopped", "", 75, is_final=True, stopped=True),
+    ),
+    "it was asked for what cannot be": (
+        JOB,
+        1,
+        (*ALL_STARTED, Ended(0, "node1", {"code": 2, "told": 0, "time": 1.0, "phase": "x", "error": "no such option"})),
+        Verdict(
+            "rank 0 on node1 failed first in phase 'x': no such option\nno word from node2: is the host, or its network, down?",
+            "",
+            2,
+            is_final=True,
+        ),
+    ),
     "a signal": (
         JOB,
         130,
@@ -92,6 +112,7 @@ CASES: dict[str, tuple[Job, int, tuple[Event, ...], Verdict | None]] = {
             "the job was ended by a signal (SIGINT)",
             "go on from the last checkpoint: the same command with --run-dir runs/r",
             130,
+            is_final=True,
         ),
     ),
 }

@@ -1,0 +1,101 @@
+"""What every rank of a job runs: a recipe, through ``hvdtrain train``, or any program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from hvdtrain import rundir
+from hvdtrain.cli import misplaced
+from hvdtrain.errors import UsageError
+from hvdtrain.errors import shown as shorten
+from hvdtrain.rundir import RunDir
+
+#: What ``train`` reads where no recipe is named.
+CONFIG = "hvdtrain.yaml"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every rank runs, and where it leaves its files: a recipe has a run directory, a program has none."""
+
+    argv: tuple[str, ...]
+    run_dir: Path | None = None
+    recipe: str = ""  # its file, if it is one
+
+    @property
+    def is_recipe(self) -> bool:
+        return self.run_dir is not None
+
+    def again(self) -> Work:
+        """The same, going on from what it has saved; a program has to know by itself."""
+        if self.run_dir is None:
+            return self
+        resume = option(list(self.argv), "--resume") or os.environ.get("HVDTRAIN_RESUME") or "auto"
+        has_own = any(RunDir(self.run_dir).checkpoints.glob("step-*"))
+        return replace(self, argv=(*self.argv, "--resume", "auto")) if resume == "never" or has_own else self
+
+    @property
+    def errors(self) -> Path | None:
+        return RunDir(self.run_dir).errors if self.run_dir is not None else None
+
+
+def recipe_work(before: tuple[str, ...], what: tuple[str, ...], stack: contextlib.ExitStack, *, dry_run: bool) -> Work:
+    """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here.
+
+    A run directory that is made, and left empty, is removed when ``stack`` closes.
+    """
+    from hvdtrain.config import read_file  # it imports NumPy, which takes longer than all else here
+
+    options = list(what[1:])
+    recipe = what[0] if what else read_file(Path(CONFIG)).get("recipe")
+    if not isinstance(recipe, str):
+        raise UsageError(f"{CONFIG} names no recipe", "write a line: recipe: FILE.py")
+    path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
+    if path.endswith(".py") and not is_file(path):
+        where = Path(path).absolute().parent
+        raise UsageError(f"recipe '{path}' does not exist (looked in {where})", "check the path of the recipe")
+    if not path.endswith(".py") and ":" not in recipe:
+        program = " (to start a program, put -- before it)" if shutil.which(recipe) or is_file(recipe) else ""
+        raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
+    misplaced.check_train(click.get_current_context(), before, recipe, options)
+    config = option(options, "--config") if what else CONFIG
+    named = option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR")
+    if not named and config:
+        named = read_file(Path(config)).get("run_dir")
+    run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
+    if not dry_run:
+        if not named or not run_dir.exists():
+            stack.callback(rundir.remove_empty, run_dir)
+        RunDir(run_dir).check_free()
+    if not named:
+        options = ["--run-dir", str(run_dir), *options]
+    # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
+    rank = (sys.executable, "-P", "-m", "hvdtrain", "train", *what[:1], *options)
+    return Work(rank, run_dir, path if path.endswith(".py") else "")
+
+
+def is_file(path: str) -> bool:
+    """Raises a UsageError where that cannot be told: a folder that is closed to us, a name that no file can have."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"'{shorten(path)}' cannot be looked at: {why}", "check the path, and who may read it") from None
+
+
+def option(words: list[str], name: str) -> str | None:
+    """The value of an option that is meant for ``train``: the last one counts, as there."""
+    found = None
+    for at, word in enumerate(words):
+        if word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+        elif word == name and at + 1 < len(words):
+            found = words[at + 1]
+    return found
