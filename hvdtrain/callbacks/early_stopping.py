@@ -44,9 +44,11 @@ class EarlyStopping(Callback):
         return f"{self.monitor} has not improved in {self.bad_evaluations} evaluations"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"monitor": self.monitor, "mode": self.mode, "best": self.best, "bad_evaluations": self.bad_evaluations}
+        best = self.best if math.isfinite(self.best) else None
+        return {"monitor": self.monitor, "mode": self.mode, "best": best, "bad_evaluations": self.bad_evaluations}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if (state["monitor"], state["mode"]) == (self.monitor, self.mode):
             waited = int(state["bad_evaluations"])
-            self.best, self.bad_evaluations = float(state["best"]), waited if waited < self.patience else 0
+            self.best = math.inf if state["best"] is None else float(state["best"])
+            self.bad_evaluations = waited if waited < self.patience else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 #: what a run says of its data, and of its recipe's parameters
 Facts = Mapping[str, Any]
+#: the best figure up to now, and the step and the figures of the last evaluation
+BestSoFar = tuple[Best | None, tuple[int, Mapping[str, float]]]
 
 
 class RunCheckpoints:
@@ -68,9 +71,19 @@ class RunCheckpoints:
                 "resume with the same data and seed, or start anew in another directory: --run-dir NEW",
             ).everywhere()
         self._restore_callbacks(found.content.callbacks)
-        if self._best is not None and self._best.same_figure(found.content.best):
+        is_own = self._root is not None and os.path.abspath(found.path.parent) == os.path.abspath(self._root)
+        if is_own and self._best is not None and self._best.same_figure(found.content.best):
             self._best = found.content.best
         return found
+
+    @property
+    def best(self) -> BestSoFar:
+        """What is known of evaluations; another rank may take it over."""
+        return self._best, self._evaluated
+
+    @best.setter
+    def best(self, known: BestSoFar) -> None:
+        self._best, self._evaluated = known
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> bool:
         """Note the figures of an evaluation, the same on every rank; whether it is the best so far, which must be saved."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
 import threading
@@ -12,9 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hvdtrain.adapters import Adapter
+from hvdtrain.checkpoint.best import Best
 from hvdtrain.checkpoint.files import BEST, Content, resolve, sha256, size_of, step_of, steps
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.state import TrainState
+
+log = logging.getLogger(__name__)
 
 _PART = ".part-"
 #: Longest wait of a rank in one collective while the primary writes: well below what Horovod takes for a stalled rank.
@@ -70,8 +75,10 @@ class Saver:
             raise error.everywhere()
 
     def close(self) -> None:
-        """Wait for this rank's write alone, however the run ends. Its error is told only if nothing else is."""
+        """Wait for this rank's write alone, however the run ends."""
         self._join(None)
+        if self._error is not None:  # not raised: the run ends for another reason
+            log.warning("%s", self._error.message)
 
     def _join(self, seconds: float | None) -> None:
         if self._thread is not None:
@@ -80,7 +87,7 @@ class Saver:
                 self._thread = None
 
     def _write(self, content: Content, fill: Fill) -> None:
-        with self._noting_errors(self._root / _name(content)):
+        with self._noting_errors(self._root / _name(content.state)):
             write(self._root, content, fill, keep=self._keep)
 
     @contextlib.contextmanager
@@ -99,7 +106,7 @@ def write(root: Path, content: Content, fill: Fill, *, keep: int) -> Path:
     Raises:
         HvdtrainError: it could not be written; the older checkpoints are untouched.
     """
-    path = root / _name(content)
+    path = root / _name(content.state)
     part = root / f"{_PART}{path.name}"
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -125,12 +132,12 @@ def write(root: Path, content: Content, fill: Fill, *, keep: int) -> Path:
         raise _not_written(path, error, written) from error
     if content.best is not None and content.best.step == content.state.step:
         _mark_best(path)
-    _prune(root, content.state.step, keep)
+    _prune(root, content, keep)
     return path
 
 
-def _name(content: Content) -> str:
-    return f"step-{content.state.step:08d}"
+def _name(of: TrainState | Best) -> str:
+    return f"step-{of.step:08d}"
 
 
 def _not_written(path: Path, error: Exception, written: int) -> HvdtrainError:
@@ -156,15 +163,16 @@ def _mark_best(path: Path) -> None:
         os.replace(link, path.with_name(BEST))
 
 
-def _prune(root: Path, step: int, keep: int) -> None:
-    """Remove all but the newest ``keep`` up to ``step``, and the best.
+def _prune(root: Path, content: Content, keep: int) -> None:
+    """Remove all but the newest ``keep`` up to the step of ``content``, and the best.
 
-    What lies beyond, damaged or not, must not push these out.
+    What lies beyond, damaged or not, must not push these out. The best is the one that is marked, and the one that the state
+    tells of, where a file system has no links.
     """
-    best = root / BEST
-    spared = resolve(best) if best.is_symlink() else None
-    for path in sorted((path for path in steps(root) if step_of(path) <= step), key=step_of)[:-keep]:
-        if path != spared:
+    mark = root / BEST
+    spared = {resolve(mark).name if mark.is_symlink() else "", _name(content.best) if content.best else ""}
+    for path in sorted((path for path in steps(root) if step_of(path) <= content.state.step), key=step_of)[:-keep]:
+        if path.name not in spared:
             _remove(path)
     for rest in root.glob(f"{_PART}*"):  # of a writer that was killed
         if rest.is_symlink():

@@ -46,6 +46,13 @@ def test_the_best_is_known_after_a_resume_too(tmp_path):
     assert latest(tmp_path / "checkpoints").content.best.step == 16
 
 
+def test_the_best_of_another_run_is_not_this_run_s(tmp_path):
+    fit(run_dir=tmp_path / "a", max_steps=16, keep_best="valid/loss:min")
+    worse = replace(recipes.linear(), lr=50.0)
+    fit(worse, run_dir=tmp_path / "b", resume=str(tmp_path / "a"), keep_best="valid/loss:min")
+    assert (tmp_path / "b/checkpoints/best").readlink().name == "step-00000032"
+
+
 def test_a_best_that_cannot_be_is_refused_before_the_first_step():
     with pytest.raises(UsageError, match="needs validation data"):
         fit(replace(recipes.linear(), valid=None), keep_best="valid/loss:min")

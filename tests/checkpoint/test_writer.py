@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,13 @@ def test_the_best_is_marked_and_kept_beside_the_newest(tmp_path, adapter):
     assert resume(tmp_path / "best", adapter, COMM).state.step == 2
     save(tmp_path, 6, adapter, 2, best=Best("valid/loss", "min", 0.4, 6))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000005", "step-00000006"]
+
+
+def test_the_best_is_kept_where_there_are_no_links(tmp_path, adapter, monkeypatch):
+    monkeypatch.setattr(os, "symlink", lambda *_, **__: (_ for _ in ()).throw(OSError("no links here")))
+    for step in range(1, 6):
+        save(tmp_path, step, adapter, 1, best=Best("valid/loss", "min", 0.5, min(step, 2)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000005"]
 
 
 class Slow:
