@@ -6,7 +6,7 @@ import hashlib
 import math
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ from hvdtrain.callbacks import Callback
 from hvdtrain.checkpoint.best import Best
 from hvdtrain.checkpoint.files import Checkpoint
 from hvdtrain.checkpoint.resume import changed
-from hvdtrain.checkpoint.run import RunCheckpoints
+from hvdtrain.checkpoint.run import BestSoFar, RunCheckpoints
 from hvdtrain.clock import Clock
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
@@ -54,8 +54,28 @@ class Summary:
     run_dir: str
 
 
+class HostsChangedError(Exception):
+    """All ranks stand after the same step, and are to meet again: hosts came or went."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank that goes on gives to those that join or fell behind, beside the adapter's state."""
+
+    state: TrainState
+    #: whether what is due after the last step (a log line, an evaluation, a checkpoint) is still to be done
+    owes: bool
+    window: tuple[str, ...]
+    values: Mapping[str, float]
+    over: str
+    callbacks: tuple[dict[str, Any], ...]
+    best: BestSoFar
+
+
 class Trainer:
     """Trains one recipe on the ranks of ``comm``. Every rank makes one and calls ``prepare``, then ``fit``.
+
+    In an elastic job, what a lost rank or ``HostsChangedError`` ends goes on with ``move``, ``prepare`` and ``fit``.
 
     Args:
         recipe: what to train; options override its batch size, epochs and seed.
@@ -64,6 +84,7 @@ class Trainer:
         run_dir: where checkpoints go; None saves none.
         stops: whether this rank was asked to end before the end.
         settings: the recipe's parameters, which checkpoints name when they do not fit.
+        changes: whether this rank knows of hosts that came or went.
 
     Raises:
         UsageError: the data is none that can be trained on, or there is none.
@@ -78,10 +99,11 @@ class Trainer:
         run_dir: RunDir | None = None,
         stops: Stops | None = None,
         settings: Mapping[str, Any] | None = None,
+        changes: Callable[[], bool] = lambda: False,
     ) -> None:
         self.options = options or Options()
-        self.recipe = _with_options(recipe, self.options, comm.world.size)
-        self.comm, self.run_dir = comm, run_dir
+        self._given, self._source = recipe, as_source(recipe.train)
+        self.run_dir = run_dir
         self.loggers: Sequence[Logger] = ()
         self.adapter = recipe.adapter
         self.callbacks: tuple[Callback, ...] = recipe.callbacks
@@ -89,17 +111,15 @@ class Trainer:
         HERE.enter("setting up")
         #: the recipe's own batch size, which its learning rate is for
         self.base_batch_size = recipe.batch_size
-        #: factor on the recipe's learning rate, by the rule of --lr-scale
-        self.lr_factor = lr.scale(self.options.lr_scale, self.recipe.batch_size, self.base_batch_size)
-        self.lr = _schedule(self.recipe, self.options.lr_scale, self.lr_factor)
-        source = as_source(recipe.train)
-        self.sampler = Sampler(len(source), self.recipe.batch_size, self.recipe.seed, self.recipe.shuffle)
-        self.loader = Loader(source, self.sampler, Share.equal(comm.world.rank, comm.world.size))
+        self._place(comm)
         #: host of each rank
         self.hosts: tuple[str, ...] = ()
         self.valid: Source | None = None if recipe.valid is None else as_source(recipe.valid)
         self._values: Mapping[str, float] = {}
-        self._votes = Votes(comm, stops or Stops())
+        self._votes = Votes(comm, stops or Stops(), changes)
+        self._is_ready = self._is_started = False
+        self._owes = False  # see ``Held``; how the callbacks and the best step stood before that
+        self._before: tuple[tuple[dict[str, Any], ...], BestSoFar] = (), (None, (-1, {}))
         self._window: Means = {}  # of the steps since the last log line
         self._clock = Clock()
         #: the checkpoint that this run goes on from
@@ -107,10 +127,32 @@ class Trainer:
         if self.options.keep_best is not None and self.valid is None:
             raise UsageError("--keep-best needs validation data, and the recipe has none", "give it: Recipe(..., valid=...)")
         self._settings = settings or {}
-        self.checkpoints = RunCheckpoints(
-            run_dir.checkpoints if run_dir else None,
+        self.checkpoints = self._checkpoints()
+
+    def move(self, comm: Communicator) -> None:
+        """From now on the ranks of ``comm`` train; ``prepare`` and ``fit`` follow, as in a new trainer."""
+        self.checkpoints.close()
+        best = self.checkpoints.best
+        self._place(comm)
+        self._votes.begin(comm, self.state.step)
+        self.checkpoints = self._checkpoints()
+        self.checkpoints.best = best
+
+    def _place(self, comm: Communicator) -> None:
+        """What hangs on this rank's place among how many."""
+        self.comm = comm
+        self.recipe = _with_options(self._given, self.options, comm.world.size)
+        #: factor on the recipe's learning rate, by the rule of --lr-scale
+        self.lr_factor = lr.scale(self.options.lr_scale, self.recipe.batch_size, self.base_batch_size)
+        self.lr = _schedule(self.recipe, self.options.lr_scale, self.lr_factor)
+        self.sampler = Sampler(len(self._source), self.recipe.batch_size, self.recipe.seed, self.recipe.shuffle)
+        self.loader = Loader(self._source, self.sampler, Share.equal(comm.world.rank, comm.world.size))
+
+    def _checkpoints(self) -> RunCheckpoints:
+        return RunCheckpoints(
+            self.run_dir.checkpoints if self.run_dir else None,
             self.adapter,
-            comm,
+            self.comm,
             callbacks=self.callbacks,
             data=self._data(),
             settings=self._settings,
@@ -133,7 +175,8 @@ class Trainer:
         return "" if self.resumed is None else changed(self.resumed.content.settings, self._settings)
 
     def prepare(self) -> TrainState:
-        """Collective. Resume where the options say, or else make all ranks start from the primary's weights.
+        """Collective. Go on from the rank that is furthest, if any has trained already; else resume where the options say, or else
+        make all ranks start from the primary's weights.
 
         Raises:
             HvdtrainError: Horovod is missing, the ranks disagree about the run, or there is nothing to resume that fits.
@@ -148,12 +191,17 @@ class Trainer:
         self._check_agreement()
         self.hosts = tuple(self.comm.allgather(socket.gethostname(), name="setup/hosts"))
         if self.options.share is not None:
-            weights = host_shares(self.options.share, self.hosts)
+            weights = host_shares(self.options.share, self.hosts, lenient=self.comm.world.elastic)
             self.loader = replace(self.loader, share=Share.weighted(self.comm.world.rank, weights))
-        consistency.check_shapes(self.adapter.tensors(), self.comm, self.hosts)
+        furthest = self._furthest() if self.comm.world.elastic else None
+        tensors = self.adapter.tensors()
+        if furthest is not None:  # an optimizer may make its state in its first step, which those who join have not done
+            tensors = (pair for pair in tensors if not pair[0].startswith("optimizer/"))
+        consistency.check_shapes(tensors, self.comm, self.hosts)
         HERE.enter("looking for a checkpoint")
-        found = self.checkpoints.resume(self.options.resume)
-        if found is not None:
+        if furthest is not None:
+            self._follow(furthest)
+        elif (found := self.checkpoints.resume(self.options.resume)) is not None:
             self.state, self.resumed = found.state, found
             if self.options.resume == "auto":  # who names a checkpoint goes on from it
                 self._votes.over = found.content.stopped
@@ -162,7 +210,35 @@ class Trainer:
             self.adapter.sync()
         HERE.enter("ready to train")
         HERE.step = self.state.step
+        self._is_ready = True
         return self.state
+
+    def _furthest(self) -> int | None:
+        """Collective. The first of the ranks whose last step is the latest, if any has been trained on."""
+        steps = self.comm.allgather(self.state.step if self._is_ready else -1, name="setup/steps")
+        return None if max(steps) < 0 else steps.index(max(steps))
+
+    def _follow(self, root: int) -> None:
+        """Collective. Stand where ``root`` stands. A lost rank may have let some do a step that others could not finish."""
+        HERE.enter("taking over what the other ranks hold")
+        self.adapter.settle()  # what the others have gathered since the last time is not lost
+        self.adapter.sync(root)
+        held: Held = self.comm.broadcast(self._held() if self.comm.world.rank == root else None, name="setup/held", root=root)
+        if held.owes or held.state != self.state:
+            for callback, state in zip(self.callbacks, held.callbacks, strict=True):
+                if state:
+                    callback.load_state_dict(dict(state))
+        self.state, self._owes, self._values, self._votes.over = held.state, held.owes, held.values, held.over
+        self._window = {name: self._window.get(name, Mean()) for name in held.window}
+        self.checkpoints.best = held.best
+        self._before = held.callbacks, held.best
+
+    def _held(self) -> Held:
+        callbacks, best = self._before if self._owes else self._now()
+        return Held(self.state, self._owes, tuple(self._window), self._values, self._votes.over, callbacks, best)
+
+    def _now(self) -> tuple[tuple[dict[str, Any], ...], BestSoFar]:
+        return tuple(callback.state_dict() for callback in self.callbacks), self.checkpoints.best
 
     def fit(self, loggers: Sequence[Logger] = ()) -> Summary:
         """Collective. Train to the end, or until a rank's callback asks to stop.
@@ -170,8 +246,9 @@ class Trainer:
         ``loggers`` are called on the primary only, with figures that are reduced over all ranks.
         """
         self.loggers = loggers
-        for callback in self.callbacks:
+        for callback in () if self._is_started else self.callbacks:
             callback.on_start(self.state)
+        self._is_started = True
         with closing(self.checkpoints):
             self._train()
         for callback in self.callbacks:
@@ -210,30 +287,40 @@ class Trainer:
 
     def _train(self) -> None:
         """Collective. All steps that are left."""
-        for batch in self._batches():
-            self._update(batch)
-            # What follows is collective, so whether it is done hangs on the step, the options and reduced numbers alone.
-            evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
-            if self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0:
-                self._log()
-            elif self._votes.due(self.state.step):
-                self._vote()
-            if self._votes.asked and not self._ended:
-                self._stop()
-            if self._ended or evaluating:
-                saving = self._evaluate_best() or saving
-            if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
-                self._check_values()
-            if self._ended or saving:
-                self._save()
-            if self._ended:
-                break
-            HERE.enter("data loading")
-            self._clock.mark()
+        if self._owes:
+            self._after_step()
+        with closing(self._batches()) as batches:
+            for batch in batches:
+                self._update(batch)
+                self._after_step()
+                if self._ended:
+                    break
+                HERE.enter("data loading")
+                self._clock.mark()
         if not self._values:  # nothing was left to train
             self._values = (self.resumed and self.resumed.content.valid) or self.evaluate()
         HERE.enter("waiting for the last checkpoint")
         self.checkpoints.wait()
+
+    def _after_step(self) -> None:
+        """Collective, so whether something is done hangs on the step, the options and reduced numbers alone."""
+        evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
+        logging = self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0
+        if logging and self._window:  # else the line was written before what was to follow was interrupted
+            self._log()
+        elif logging or self._votes.due(self.state.step):
+            self._vote()
+        if self._votes.asked and not self._ended:
+            self._stop()
+        if self._ended or evaluating:
+            saving = self._evaluate_best() or saving
+        if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
+            self._check_values()
+        if self._ended or saving:
+            self._save()
+        self._owes = False
+        if self._votes.changed and not self._ended:
+            raise HostsChangedError
 
     def _evaluate_best(self) -> bool:
         """Collective. Evaluate; whether this is the best step so far, which is to be saved."""
@@ -255,7 +342,7 @@ class Trainer:
     def _due(self, every: int | None) -> bool:
         return self._epoch_done if every is None else self.state.step % every == 0
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Generator[Batch]:
         HERE.enter("data loading")
         self._clock.mark()
         while not self._ended:
@@ -280,6 +367,8 @@ class Trainer:
             self.state = self.state.next_epoch()
         HERE.step = self.state.step
         self._votes.add(callback.on_step_end(self.state) for callback in self.callbacks)
+        if self.comm.world.elastic:
+            self._owes, self._before = True, self._now()
         if self.checkpoints.failed:
             self._votes.add(["a checkpoint could not be written"])  # saving raises it on all ranks
 
@@ -296,8 +385,9 @@ class Trainer:
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
         HERE.enter("metrics reduction")
-        window, self._window = self._window, {}
+        window = self._window
         means = self._reduce({**window, **self._votes.bring(self.state.step)}, "metrics/train")
+        self._window = {}
         self._clock.lap()  # reading the figures waits for the device, which may be many steps behind
         votes = {name: means.pop(name) for name in VOTES}
         values = metrics.values(means, "train/")

@@ -1,16 +1,16 @@
-"""How ranks agree to stop: each brings its own reasons to a reduction that takes place anyway, and all follow the sum."""
+"""How ranks agree to stop, or to meet anew: each brings what it knows to a reduction that takes place anyway; all follow the sum."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hvdtrain.comm import Communicator
 from hvdtrain.metrics import Mean, Means
 from hvdtrain.stops import Stops
 
-_REASONS, _REQUESTS, _SECONDS = "votes to stop", "requests to stop", "seconds a step"
-NAMES = (_REASONS, _REQUESTS, _SECONDS)
+_REASONS, _REQUESTS, _CHANGES, _SECONDS = "votes to stop", "requests to stop", "changes of hosts", "seconds a step"
+NAMES = (_REASONS, _REQUESTS, _CHANGES, _SECONDS)
 
 #: A request to stop is heard about this soon, or at the next step if steps are longer.
 ASK_S = 1.0
@@ -21,17 +21,25 @@ class Votes:
 
     Args:
         stops: whether this rank was asked to end before the end.
+        changes: whether this rank knows of hosts that came or went.
     """
 
-    def __init__(self, comm: Communicator, stops: Stops) -> None:
-        self._comm, self._stops = comm, stops
+    def __init__(self, comm: Communicator, stops: Stops, changes: Callable[[], bool] = lambda: False) -> None:
+        self._comm, self._stops, self._changes = comm, stops, changes
         self._mine: list[str] = []
-        self._at, self._step = time.monotonic(), 0  # the last vote
-        self._next = 0
+        self.begin(comm, 0)
         #: why the training is over, as the ranks' callbacks decided
         self.over = ""
+
+    def begin(self, comm: Communicator, step: int) -> None:
+        """From ``step`` on these ranks vote. Requests are made anew: those who join do not know of them."""
+        self._comm = comm
+        self._at, self._step = time.monotonic(), step  # the last vote
+        self._next = step
         #: what asks to stop before the training is over
         self.asked = ""
+        #: whether the ranks are to meet again, as hosts came or went
+        self.changed = False
 
     def add(self, reasons: Iterable[str | None]) -> None:
         """Reasons of this rank to stop, until the next vote."""
@@ -49,6 +57,7 @@ class Votes:
         return {
             _REASONS: Mean(float(len(self._mine)), 1),
             _REQUESTS: Mean(float(bool(self._stops.reason)), 1),
+            _CHANGES: Mean(float(self._changes()), 1),
             _SECONDS: waited,
         }
 
@@ -58,6 +67,7 @@ class Votes:
             self.over = self._gather("; ".join(self._mine))
         if sums[_REQUESTS].total:
             self.asked = self._gather(self._stops.reason)
+        self.changed = bool(sums[_CHANGES].total)
         self._mine = []
         seconds = sums[_SECONDS]
         self._next = step + (max(1, int(ASK_S / max(seconds.value, 1e-9))) if seconds.count else 1)

@@ -21,8 +21,10 @@ from hvdtrain import recipe as recipes
 from hvdtrain import rundir
 from hvdtrain.checkpoint.files import Checkpoint
 from hvdtrain.comm import agree
-from hvdtrain.comm.connect import connect
+from hvdtrain.comm.driver import HostChanges
 from hvdtrain.config import Config
+from hvdtrain.elastic import Change, rounds
+from hvdtrain.errors import UsageError
 from hvdtrain.horovod import start
 from hvdtrain.launch import resources
 from hvdtrain.loggers import Logger
@@ -32,11 +34,15 @@ from hvdtrain.progress import HERE
 from hvdtrain.rank import Rank, guard, watched
 from hvdtrain.recipe import RecipeFunction
 from hvdtrain.rundir import RunDir, write_json
+from hvdtrain.state import TrainState
 from hvdtrain.stops import Stops, seconds
 from hvdtrain.trainer import Summary, Trainer
 from hvdtrain.world import World
 
 log = logging.getLogger(__name__)
+
+#: How long the primary of a new round waits for the last one's hold on the run directory.
+_HANDED_OVER_S = 5.0
 
 
 def train(config: Config, function: RecipeFunction | None = None) -> int:
@@ -53,7 +59,8 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
         rank.run_dir = RunDir(Path(options.run_dir))
     rank.world = World.from_env()
     stops = Stops(None if options.max_time is None else seconds(options.max_time))
-    ends = options.stall_action == "end" and rank.world.size > 1  # alone it keeps nobody waiting, and may be in a debugger
+    # Alone it keeps nobody waiting, and may be in a debugger.
+    ends = options.stall_action == "end" and (rank.world.size > 1 or rank.world.elastic)
     start.limit_stalls(options.stall_timeout, os.environ, ends=ends)
     with watched(rank, stops, options.stall_timeout, ends=ends):
         _run(rank, config, function, stops)
@@ -64,19 +71,43 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
     HERE.enter("building the recipe")
     function = function or recipes.load(config.recipe)
     recipe = recipes.build(function, config.settings)
-    HERE.enter("connecting the ranks")
-    rank.comm = connect(rank.world, recipe.adapter.framework)
-    rank.world = rank.comm.world
-    rank.run_dir = RunDir(agree(rank.comm, lambda: _claim_run_dir(rank, config), name="run directory"))
-    rank.is_claimed = True
-    HERE.enter("setting up")
     settings = recipes.arguments(function, config.settings)
-    trainer = Trainer(recipe, rank.comm, options=config.options, run_dir=rank.run_dir, stops=stops, settings=settings)
-    resumed = trainer.prepare()
+    hosts = HostChanges()
+    trainer: Trainer | None = None
+
+    def train_round(change: Change | None) -> None:
+        nonlocal trainer
+        comm = rank.comm
+        assert comm is not None
+        rank.run_dir = RunDir(agree(comm, lambda: _claim_run_dir(rank, config, again=change is not None), name="run directory"))
+        rank.is_claimed = True
+        HERE.enter("setting up")
+        if trainer is None:
+            trainer = Trainer(
+                recipe, comm, options=config.options, run_dir=rank.run_dir, stops=stops, settings=settings,
+                changes=lambda: hosts.noticed,
+            )  # fmt: skip
+        else:
+            trainer.move(comm)
+        first = trainer.prepare()
+        _fit(rank, config, trainer, function, first, change)
+
+    HERE.enter("connecting the ranks")
+    rounds(rank, recipe.adapter.framework, hosts, train_round)
+
+
+def _fit(
+    rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction, first: TrainState, change: Change | None
+) -> None:
+    """Collective. Train, and tell of it."""
+    assert rank.run_dir is not None
     loggers: list[Logger] = []
     if rank.world.is_primary:
-        _describe(rank.run_dir, config, trainer, function)
-        _greet(trainer, rank.run_dir)
+        if change is None:
+            _describe(rank.run_dir, config, trainer, function)
+            _greet(trainer, rank.run_dir)
+        else:
+            say(change.text(rank.world.size, first.step))
         loggers = _loggers(trainer, rank.run_dir)
     try:
         summary = trainer.fit(loggers)
@@ -85,12 +116,23 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
             logger.close()
     if rank.world.is_primary:
         write_json(rank.run_dir.summary_json, asdict(summary))
-        say(_closing(summary, resumed.step, trainer.resumed))
+        say(_closing(summary, first.step, trainer.resumed))
 
 
-def _claim_run_dir(rank: Rank, config: Config) -> Path:
-    path = Path(config.options.run_dir) if config.options.run_dir else rundir.create(config.recipe)
-    rank.lock = RunDir(path).claim()
+def _claim_run_dir(rank: Rank, config: Config, *, again: bool) -> Path:
+    """``again``: this job holds it already, through a rank that may just be ending."""
+    path = rank.run_dir.path if rank.run_dir is not None else rundir.create(config.recipe)
+    ends_at = time.monotonic() + (_HANDED_OVER_S if again else 0.0)
+    while rank.lock is None:
+        try:
+            rank.lock = RunDir(path).claim()
+        except UsageError:
+            if not again:
+                raise
+            if time.monotonic() > ends_at:
+                log.warning("a rank that is gone still holds %s; another job could write there now", path)
+                break
+            time.sleep(0.1)
     return path
 
 

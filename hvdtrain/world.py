@@ -78,6 +78,8 @@ class World:
     num_nodes: int = 1
     #: who said so: "single process" or the launcher
     source: str = "single process"
+    #: whether ranks may be lost and join while the job goes on (Horovod's elastic mode)
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size and 0 <= self.node_rank < self.num_nodes):
@@ -172,4 +174,5 @@ def _read(source: str, env: Mapping[str, str]) -> World | None:
         node_rank=node_rank,
         num_nodes=number(names[5], node_rank + 1),
         source=source,
+        elastic=source == "horovod" and env.get("HOROVOD_ELASTIC") == "1",
     )

@@ -26,7 +26,11 @@ class Adapter(Protocol):
     owns_state: bool
 
     def setup(self, comm: Communicator) -> None:
-        """Collective. Pin the device, wire gradient averaging over ``comm.world``. Called once, before all else."""
+        """Collective. Pin the device, wire gradient averaging over ``comm.world``. Called before all else.
+
+        Called again where the ranks of an elastic job have changed, over a Horovod that was started anew. Model and optimizer
+        stay, as the last whole step left them; what an interrupted evaluation has gathered is dropped.
+        """
 
     def sync(self, root: int = 0) -> None:
         """Collective. Copy the model's and the optimizer's state from ``root`` to every rank."""
@@ -39,6 +43,9 @@ class Adapter(Protocol):
 
         The gradient applied is the sum over ranks of ``weight`` times the mean gradient of this rank's samples, which
         is the exact mean over the global batch. A rank with an empty batch has weight 0 and takes part with zeros.
+
+        Every reduction comes before anything is applied: in an elastic job, a step that the loss of a rank interrupts leaves the
+        model, its moving statistics and the optimizer as they were.
 
         Args:
             batch: this rank's arrays, samples on the first axis, possibly none.

@@ -6,6 +6,7 @@ average at all, because Keras 3 calls ``apply`` and no longer the method that th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -112,6 +113,13 @@ class KerasAdapter:
         self._comm = comm
         self.owns_state = comm.world.is_primary
         self.update.check_size(comm.world.size)
+        self._plans.clear()  # traced steps hold the number of ranks
+        if self._moments is not None:
+            self._moments.detach()
+            self._moments = None
+        self._reducer = Reducer(self.update)
+        for metric in self.objects.values():
+            metric.reset_state()
         if comm.world.size > 1:
             self._hvd = self._reducer.connect(comm.world.rank, comm.world.size)
             if self._synced:
@@ -128,22 +136,23 @@ class KerasAdapter:
     def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         if lr is not None:
             self._set_lr(lr)
-        inputs, targets, count = self._tensors(batch)
-        self._samples += count
-        plan = self._plan()
-        factor = tf.constant(self.update.factor(weight, self._reducer.size), tf.float32)
-        seeds = tf.constant(_seeds(seed, len(self._generators)) if seed is not None else np.zeros((0, 2)), tf.int64)
-        seeded = seed is not None and bool(self._generators)
-        if seeded not in plan.steps:
-            plan.steps[seeded] = _Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
-        with HERE.waits("allreduce of the gradients, inside the traced step", certain=False):
-            norm, totals, counted = plan.steps[seeded](inputs, targets, factor, seeds)
-        if not math.isfinite(float(norm)):
-            self._not_finite(plan, seeded, inputs, targets, factor, seeds)
-        if not count:
-            return dict.fromkeys(self.figures, Mean())
-        means = {name: Mean(total, count) for name, total in zip(self.figures, totals, strict=True)}
-        return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
+        with self._whole():
+            inputs, targets, count = self._tensors(batch)
+            self._samples += count
+            plan = self._plan()
+            factor = tf.constant(self.update.factor(weight, self._reducer.size), tf.float32)
+            seeds = tf.constant(_seeds(seed, len(self._generators)) if seed is not None else np.zeros((0, 2)), tf.int64)
+            seeded = seed is not None and bool(self._generators)
+            if seeded not in plan.steps:
+                plan.steps[seeded] = _Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
+            with HERE.waits("allreduce of the gradients, inside the traced step", certain=False):
+                norm, totals, counted = plan.steps[seeded](inputs, targets, factor, seeds)
+            if not math.isfinite(float(norm)):
+                self._not_finite(plan, seeded, inputs, targets, factor, seeds)
+            if not count:
+                return dict.fromkeys(self.figures, Mean())
+            means = {name: Mean(total, count) for name, total in zip(self.figures, totals, strict=True)}
+            return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
 
     def settle(self) -> None:
         keras_state.settle(self._layers, self._comm, self._samples)
@@ -170,6 +179,19 @@ class KerasAdapter:
 
     def load(self, directory: Path) -> None:
         keras_files.load(directory, self.model, self.optimizer, self._built_lr)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """In an elastic job, take back what the forward pass of a step changes, if the loss of a rank interrupts it."""
+        variables = self.model.non_trainable_variables if self._comm.world.elastic else []
+        kept, samples = [tf.identity(variable.value) for variable in variables], self._samples
+        try:
+            yield
+        except Exception:
+            for variable, value in zip(variables, kept, strict=True):
+                variable.assign(value)
+            self._samples = samples
+            raise
 
     def _plan(self) -> _Plan:
         key = tuple(variable.trainable for variable in self.model.variables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import socket
@@ -86,9 +87,14 @@ class TorchAdapter:
             ):  # a loss may hold tensors too: class weights
                 if isinstance(module, torch.nn.Module):
                     module.to(self.device)
-        if self.update.precision == "float16":
+        for metric in self.objects.values():
+            metric.reset()
+        if self.update.precision == "float16" and self._scaler is None:
             self._scaler = torch.amp.GradScaler(self.device.type)
             self._scaler.scale(torch.zeros((), device=self.device))  # makes its state, also where the first step has no sample
+        if self._reducer is not None:
+            self._reducer.close()
+            self._reducer = None
         if comm.world.size > 1:
             self._reducer = GradientReducer(self.model, self.update)
             if self.update.sync_batch_norm:
@@ -110,20 +116,21 @@ class TorchAdapter:
             for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
                 group["lr"] = lr * ratio
         self.model.train()
-        factor = self.update.factor(weight, self._peers)
-        inputs, target, count = self._to_device(batch)
-        parts = self._micro_batches(inputs, target, count)
-        self._samples += count
-        if self._reducer is not None:
-            self._reducer.begin(max(len(parts), 1))
-        means, units = self._accumulate(parts, factor, seed, self._scaler)
-        if self._reducer is not None:
-            (units,) = self._reducer.finish([units])
-        # A batch without any unit (only padding) has no gradient at all.
-        self._multiply(self.update.postscale * (1.0 if self.update.count is None or not units else 1.0 / units))
-        if self._finish(lambda: self._blame(parts, factor, seed)):
-            self.optimizer.step()
-        return means
+        with self._whole():
+            factor = self.update.factor(weight, self._peers)
+            inputs, target, count = self._to_device(batch)
+            parts = self._micro_batches(inputs, target, count)
+            self._samples += count
+            if self._reducer is not None:
+                self._reducer.begin(max(len(parts), 1))
+            means, units = self._accumulate(parts, factor, seed, self._scaler)
+            if self._reducer is not None:
+                (units,) = self._reducer.finish([units])
+            # A batch without any unit (only padding) has no gradient at all.
+            self._multiply(self.update.postscale * (1.0 if self.update.count is None or not units else 1.0 / units))
+            if self._finish(lambda: self._blame(parts, factor, seed)):
+                self.optimizer.step()
+            return means
 
     def settle(self) -> None:
         if self._reducer is not None:
@@ -154,6 +161,20 @@ class TorchAdapter:
         state = files.read(directory)
         self._set_state(state)
         files.prefer_recipe(self.optimizer, state["built"], self._built)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """In an elastic job, take back what the forward pass of a step changes, if the loss of a rank interrupts it."""
+        buffers = list(self.model.buffers()) if self._comm.world.elastic else []
+        kept, samples = [buffer.clone() for buffer in buffers], self._samples
+        try:
+            yield
+        except Exception:
+            with torch.no_grad():
+                for buffer, value in zip(buffers, kept, strict=True):
+                    buffer.copy_(value)
+            self._samples = samples
+            raise
 
     def _state(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

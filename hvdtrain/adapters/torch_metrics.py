@@ -22,10 +22,12 @@ def value(name: str, metric: Any, comm: Communicator) -> float:
     Raises:
         UsageError: its value is no single number.
     """
-    if comm.world.size > 1:  # what torchmetrics takes as arguments of a metric's constructor
+    several = comm.world.size > 1
+    if several:
         _fill_empty_lists(name, metric, comm)
-        metric.dist_sync_fn = lambda tensor, group=None: _gather(tensor, name, comm)
-        metric.distributed_available_fn = lambda: True
+    # What torchmetrics takes as arguments of a metric's constructor.
+    metric.dist_sync_fn = lambda tensor, group=None: _gather(tensor, name, comm)
+    metric.distributed_available_fn = lambda: several
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*before the .*update.* method")  # a rank without samples
         result = metric.compute()

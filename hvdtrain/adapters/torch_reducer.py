@@ -56,7 +56,11 @@ class GradientReducer:
 
     def close(self) -> None:
         """Take the hooks off the parameters."""
-        self._wrapper._grad_accs.clear()  # the only owner of the nodes that they sit on
+        if self._wrapper is not None:
+            # The graph of a step that was interrupted may keep the nodes that they sit on: they do nothing there.
+            self._wrapper.set_backward_passes_per_step(sys.maxsize)
+            self._wrapper._handles.clear()
+            self._wrapper._grad_accs.clear()  # else the only owner of these nodes
 
     def finish(self, numbers: Sequence[float], largest: Mapping[str, torch.Tensor] | None = None) -> list[float]:
         """Collective. Wait for the sums of the gradients, and return those of ``numbers``.
@@ -110,8 +114,7 @@ class GradientReducer:
             return True
 
     def _wire(self, trainable: tuple[bool, ...]) -> None:
-        if self._wrapper is not None:
-            self.close()
+        self.close()
         self._trainable = trainable
         named = [(f"{self._prefix}{name}", parameter) for name, parameter in self._named if parameter.requires_grad]
         if not named:

@@ -9,13 +9,17 @@ from hvdtrain.errors import UsageError
 from hvdtrain.world import World
 
 
-def connect(world: World, framework: str) -> Communicator:
+def connect(world: World, framework: str, *, again: bool = False) -> Communicator:
     """Collective. Connect the ranks of ``world``; ``framework`` is the adapter's, for jobs that have only Horovod.
 
+    Args:
+        again: this rank of an elastic job was connected before. Its new world may be another one.
+
     Raises:
+        LeftOutError: an elastic job has no place for this rank any more.
         HvdtrainError: what the launcher needs (mpi4py, Horovod) is missing or belongs to another MPI.
     """
-    if world.size == 1:
+    if world.size == 1 and not world.elastic:
         return LocalCommunicator(world)
     if world.source == "torchrun":
         raise UsageError(
@@ -25,7 +29,7 @@ def connect(world: World, framework: str) -> Communicator:
     if world.source == "horovod":
         from hvdtrain.comm.horovod import HorovodCommunicator
 
-        return Watched(HorovodCommunicator(world, framework))
+        return Watched(HorovodCommunicator(world, framework, again=again))
     from hvdtrain.comm.mpi import MpiCommunicator
 
     return Watched(MpiCommunicator(world))

@@ -13,16 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Numbers, Op
+from hvdtrain.comm import Numbers, Op, driver
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import require, start
 from hvdtrain.world import World
 
 
 class HorovodCommunicator:
-    """Collectives through ``horovod.torch`` or ``horovod.tensorflow``."""
+    """Collectives through ``horovod.torch`` or ``horovod.tensorflow``.
 
-    def __init__(self, world: World, framework: str) -> None:
+    In an elastic job, ``world`` is a claim that the driver may have overtaken; the communicator's own is right. ``again``: this
+    process was connected before.
+    """
+
+    def __init__(self, world: World, framework: str, *, again: bool = False) -> None:
         framework = _carrier() if framework == "numpy" else framework
         require(framework)
         if framework == "torch":
@@ -35,7 +39,13 @@ class HorovodCommunicator:
             import tensorflow as tf
 
             to_tensor = tf.constant
-        start.init(hvd)
+        if world.elastic:
+            driver.meet(os.environ, again=again)
+            with driver.placed(os.environ):
+                start.init(hvd)
+            world = World.from_env()
+        else:
+            start.init(hvd)
         if (hvd.size(), hvd.rank()) != (world.size, world.rank):
             raise HvdtrainError(
                 f"{world.source} says rank {world.rank} of {world.size}, Horovod says rank {hvd.rank()} of {hvd.size()}",
@@ -44,7 +54,11 @@ class HorovodCommunicator:
         self._hvd, self._to_tensor = hvd, to_tensor
         self._ops = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
         self.world = world
-        self.world = world.with_hosts(self.allgather(socket.gethostname(), name="hosts"))
+        try:
+            self.world = world.with_hosts(self.allgather(socket.gethostname(), name="hosts"))
+        except Exception:
+            self.close()  # a rank was lost at once: there may be a next try
+            raise
 
     def allreduce(self, values: Numbers, *, name: str, op: Op = "sum") -> NDArray[np.float64]:
         tensor = self._to_tensor(np.array(values, dtype=np.float64))

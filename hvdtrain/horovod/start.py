@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from hvdtrain.errors import HvdtrainError, UsageError
+
+#: What Horovod and the Gloo below it say then.
+_LOST = re.compile(r"Horovod has been shut down|gloo/transport/\S+\.cc")
 
 #: seconds after which the primary says which ranks keep which tensor waiting, and after which the job ends
 STALL_CHECK_S, STALL_END_S = 10, 60
@@ -49,6 +53,18 @@ def init(hvd: Any, process_sets: Sequence[Sequence[int]] = ()) -> Any:
             "start the job with --env HOROVOD_DYNAMIC_PROCESS_SETS=1, or over MPI with one adapter that has process sets",
         ) from None
     return next((ranks for ranks in sets if ranks.included()), hvd.global_process_set)
+
+
+def lost_peers(error: BaseException | None) -> bool:
+    """Whether an error says no more than that other ranks do not answer any more.
+
+    By its words and its name: PyTorch's half of Horovod has a class for it, TensorFlow's passes the text on in a class of its own.
+    """
+    while error is not None:
+        if type(error).__name__ == "HorovodInternalError" or _LOST.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 @contextlib.contextmanager
