@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -414,6 +415,23 @@ def test_a_reader_that_has_stalled_does_not_keep_the_job_alive(number: signal.Si
         time.sleep(0.05)
     assert time.monotonic() - started < 8
     running.stdout.close()
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_reader_that_has_stalled_before_the_start_does_not_keep_us_alive() -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writes, b"x")
+    os.set_blocking(writes, True)
+    words = ["run", "-np", "1", "--gloo", "--", "true"]
+    running = subprocess.Popen([sys.executable, "-m", "hvdtrain", *words], stdout=writes, stderr=writes)
+    os.close(writes)
+    time.sleep(1)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=10) in (143, -signal.SIGTERM)  # the latter if that was too early
+    os.close(reads)
 
 
 ODD = {
