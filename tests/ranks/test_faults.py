@@ -179,3 +179,67 @@ def test_a_fault_is_named_ends_the_job_and_loses_no_sample(tmp_path, monkeypatch
     assert steps[-1] == STEPS
     assert lost == 0
     assert again <= SAVE_EVERY + 2, steps  # what came after the last checkpoint, or while it was still being written
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"), [("mpirun", signal.SIGTERM), ("mpirun", signal.SIGUSR1), ("horovodrun-gloo", signal.SIGTERM)]
+)
+def test_a_run_that_is_asked_to_stop_saves_on_all_ranks_at_one_step_and_says_so_to_the_scheduler(
+    tmp_path, monkeypatch, launcher, number
+):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with Job(tmp_path, launcher, "", "--stop-timeout", "20") as job:
+        job.wait_for_step(12)
+        job.process.send_signal(number)
+        code, text = job.finish(30)
+    assert code == 75, text
+    last = job.steps()[-1]
+    assert f"stopped in order (SIGUSR1) at step {last}; the checkpoint of step {last} is saved" in text
+    assert not job.orphans()
+    assert (tmp_path / f"run/checkpoints/step-{last:08}").is_dir()
+    assert job.go_on() == list(range(1, STEPS + 1))  # nothing lost, nothing again
+
+
+def test_a_run_that_does_not_stop_in_order_in_time_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with Job(tmp_path, "mpirun", "loop", "--stop-timeout", "2") as job:
+        job.wait_for_step(12)
+        time.sleep(1)  # now the last rank loads without end
+        job.process.send_signal(signal.SIGTERM)
+        code, text = job.finish(30)
+    assert code == 143, text
+    assert "the job was ended by a signal (SIGTERM)" in text
+    assert not job.orphans()
+
+
+def test_a_time_limit_stops_in_order(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["run", "-np", "2", "-H", "localhost:2", *LAUNCHERS["mpirun"], RECIPE, "--set", "out=out", "--set", "seconds=0.2"]
+    done = hvdtrain(*words, "--max-time", "2s", "--run-dir", "run", cwd=tmp_path)
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert "stopped in order (--max-time 2 s is over) at step " in done.stderr
+
+
+def test_a_job_that_lost_a_rank_starts_again_from_its_last_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with Job(tmp_path, "mpirun", "", "--max-restarts", "1") as job:
+        job.wait_for_step(12)
+        os.kill(job.pid(LAST), signal.SIGKILL)
+        code, text = job.finish(60)
+    assert code == 0, text
+    assert "restart 1 of 1: 3 ranks on localhost:3" in text
+    steps = job.steps()
+    assert steps[-1] == STEPS
+    assert set(steps) == set(range(1, STEPS + 1))
+    assert len(steps) - STEPS <= SAVE_EVERY + 2
+
+
+def test_a_mistake_of_the_users_is_not_tried_again_and_a_failure_not_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    words = ["run", "-np", "2", "-H", "localhost:2", *LAUNCHERS["mpirun"], "--max-restarts", "1"]
+    done = hvdtrain(*words, RECIPE, "--set", "no=1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "restart" not in done.stderr
+    done = hvdtrain(*words, "--", "sh", "-c", "exit 3", cwd=tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.count("restart 1 of 1") == 1
