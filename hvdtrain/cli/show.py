@@ -19,8 +19,6 @@ from hvdtrain.launch.watch import Watch
 
 #: Time for a launcher to end the job after a rank has failed, before we end it. MPICH's waits for ranks that never met over MPI.
 LAUNCHER_S = 5.0
-#: How long a reader of ours that takes nothing is waited for once a signal has ended the job.
-_READER_S = 1.0
 
 
 class Show:
@@ -93,7 +91,6 @@ def run(
     terminal = Terminal()
     show = Show(job, watch, style, terminal, log_dir)
     option = "--run-dir" if run_dir is not None and log_dir == run_dir / "logs" else "--log-dir"
-    patience_s: float | None = _READER_S
     with rundir.held(log_dir, "folder for logs", option) if log_dir is not None else contextlib.nullcontext():
         try:
             code = process.run(
@@ -101,10 +98,9 @@ def run(
             )
             failed = judge(code, watch, run_dir)
             show.rest(is_unexplained=failed is not None and not watch.was_signalled and not watch.is_explained)
-            patience_s = _READER_S if watch.was_signalled else None
         finally:
             show.close()
-            terminal.finish(patience_s)
+            terminal.finish()
     return failed
 
 

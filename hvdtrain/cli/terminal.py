@@ -13,6 +13,8 @@ from hvdtrain.cli.inherited import LENIENT, OutputError
 _FULL_BYTES = 1 << 20
 #: From this on text is dropped: nobody has waited.
 _MOST_BYTES = 8 << 20
+#: How long a reader that takes nothing is waited for once a signal is to end the job.
+_PATIENCE_S = 1.0
 #: What a pipe that takes something takes without blocking.
 _PIECE_BYTES = select.PIPE_BUF
 
@@ -27,6 +29,7 @@ class Terminal:
     def __init__(self, out: int = 1, err: int = 2) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        self._patience_s: float | None = None
         self._out = _Queue(out, sys.stdout.encoding)
         self._err = self._out if _are_one(out, err) else _Queue(err, sys.stderr.encoding)
 
@@ -58,16 +61,19 @@ class Terminal:
     def is_full(self) -> bool:
         return self._out.is_full or self._err.is_full
 
-    def finish(self, patience_s: float | None = None) -> None:
-        """Write all, as long as the readers take something within ``patience_s`` (None: always); then drop the rest."""
+    def hurry(self) -> None:
+        self._patience_s = _PATIENCE_S
+
+    def finish(self) -> None:
+        """Write all. A reader that takes nothing is waited for, but not for long after ``hurry``; then the rest is dropped."""
         while waiting := self.waiting():
             before = len(self._out.data), len(self._err.data)
             poll = select.poll()
             for fd in waiting:
                 poll.register(fd, select.POLLOUT)
-            poll.poll(None if patience_s is None else patience_s * 1000)
+            poll.poll(None if self._patience_s is None else self._patience_s * 1000)
             self.pump()
-            if patience_s is not None and (len(self._out.data), len(self._err.data)) == before:
+            if self._patience_s is not None and (len(self._out.data), len(self._err.data)) == before:
                 return
 
 

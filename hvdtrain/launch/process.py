@@ -44,6 +44,9 @@ class Outlet(Protocol):
     def is_full(self) -> bool:
         """Whether the launcher is to wait with its output."""
 
+    def hurry(self) -> None:
+        """A signal is to end the job: from now on no reader is waited for that takes nothing."""
+
 
 def run(
     command: Command,
@@ -223,6 +226,11 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         """Whether the job is to end, in order or not."""
         return self._is_ending or bool(self._asked)
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether a signal to us is why."""
+        return self.received is not None or bool(self._asked)
+
     def attach(self, pid: int) -> None:
         """``pid`` leads a group of its own, and is not reaped before ``detach``."""
         self._pid = pid
@@ -303,6 +311,8 @@ def _forward(process: subprocess.Popen[bytes], on_event: Observer, forwarding: F
             os.set_blocking(stream.fileno(), False)
             streams[stream.fileno()] = frames.Decoder(), is_error
         while streams or not gone_at:
+            if outlet is not None and forwarding.was_asked:
+                outlet.hurry()
             waits = outlet is not None and outlet.is_full() and not forwarding.is_ending
             ready = _ready(
                 [*(streams if not waits else ()), *([exited] if not gone_at else ())], outlet.waiting() if outlet else ()
