@@ -130,7 +130,8 @@ class Watch:
         if found and all(failure.is_consequence for failure in found.values()):
             found.update(self._ending())
             uncalled = self.uncalled()
-            found.update({uncalled.rank: uncalled} if uncalled is not None else {})
+            if uncalled is not None and not any(failure.follows for failure in found.values()):
+                found[uncalled.rank] = uncalled
         return failures.earliest_first(list(found.values()))
 
     def _ending(self) -> dict[int, Failure]:

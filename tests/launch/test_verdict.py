@@ -19,6 +19,7 @@ ALL_STARTED = (Started(0, "node1"), Started(1, "node2"), Started(2, "node2"))
 FAILED = Ended(1, "node2", {"code": 3, "told": 0, "time": 2.0, "phase": "train", "error": "ValueError: mine", "hint": "do"})
 MISSES_IT = Ended(0, "node1", {"code": 1, "told": 0, "time": 1.0, "error": "HorovodInternalError"})
 TOLD = Ended(1, "node2", {"code": 143, "told": 15, "time": 5.0, "error": "killed by signal 15 (SIGTERM)"})
+LEFT = Ended(0, "node1", {"code": 137, "told": 0, "time": 6.0, "error": "its relay was killed by signal 9", "follows": True})
 TOLD_WORDS = "rank 1 on node2 failed first: it was told to end (SIGTERM), and not by hvdtrain run"
 ABOVE = "see its message above"
 
@@ -77,6 +78,12 @@ CASES: dict[str, tuple[Job, int, tuple[Event, ...], Verdict | None]] = {
         1,
         (*ALL_STARTED, TOLD, MISSES_IT, Ended(2, "node2", {"code": 143, "told": 15})),
         Verdict(f"{TOLD_WORDS}\nrank 0 stopped because of that", "", 143),
+    ),
+    "a relay was killed, and the ranks that were ended because of that are heard of before": (
+        JOB,
+        137,
+        (*ALL_STARTED, TOLD, LEFT, Ended(2, "node2", {"code": 143, "told": 15})),
+        Verdict("rank 0 on node1 failed first: its relay was killed by signal 9", "", 137),
     ),
     "a rank has called MPI_Abort": (
         JOB,
