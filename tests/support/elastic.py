@@ -19,7 +19,7 @@ BATCH = 64
 
 
 def recipe(*, framework: str, out: str, pause: float = 0.02, die: str = "", epochs: int = 8) -> hvdtrain.Recipe:
-    """``die``: HOST:STEP, where the process on HOST kills itself when it has begun STEP."""
+    """``die``: HOST:STEP, where the process on HOST kills itself when it has begun STEP. A file OUT/finish ends the training."""
     inputs, targets = arrays()
     # The first feature of a sample is its number.
     data = np.hstack([np.arange(SAMPLES, dtype=np.float32)[:, None] / SAMPLES, inputs]), targets
@@ -92,8 +92,9 @@ class Notes(hvdtrain.Callback):
     def on_start(self, state: Any) -> None:
         self.step = state.step
 
-    def on_step_end(self, state: Any) -> None:
+    def on_step_end(self, state: Any) -> str | None:
         self.step = state.step
+        return "the test has seen enough" if (self.path.parent / "finish").exists() else None
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self.step}

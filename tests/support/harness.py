@@ -15,9 +15,9 @@ RECIPES = ROOT / "tests" / "support" / "recipes.py"
 LAUNCHERS = {"mpirun": ["--launcher", "mpirun"], "horovodrun-gloo": ["--launcher", "horovodrun", "--gloo"]}
 
 
-def hvdtrain(*arguments: str | Path, cwd: Path, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+def hvdtrain(*arguments: str | Path, cwd: Path, timeout: float = 180, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would and return its output; never raises for its exit code."""
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"} | more
     command = [sys.executable, "-m", "hvdtrain", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
 
