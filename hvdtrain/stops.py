@@ -20,6 +20,10 @@ EXIT_STOPPED = 75
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
+#: Signals that come together are one request: Slurm's reaches each process of a step, and the relay hands its own on.
+_ONE_S = 2.0
+
+
 class StoppedError(HvdtrainError):
     """The run was asked to end before its end; what was done is saved."""
 
@@ -32,7 +36,7 @@ class Stops:
     def __init__(self, max_s: float | None = None) -> None:
         self._ends_at = None if max_s is None else time.monotonic() + max_s
         self._max_s = max_s
-        self._signal = ""
+        self._signal, self._noted_at = "", 0.0
         self._asked: Callable[[], None] = lambda: None
 
     @property
@@ -64,11 +68,11 @@ class Stops:
         name = signal.Signals(number).name
         if HERE.step is None:
             raise StoppedError(f"stopped ({name}) before training began", "start the job again: nothing was lost")
-        if self._signal and number == signal.SIGTERM:
-            raise StoppedError(f"stopped ({name}, for the second time) without a new checkpoint")
         if not self._signal:
-            self._signal = name
+            self._signal, self._noted_at = name, time.monotonic()
             self._asked()
+        elif number == signal.SIGTERM and time.monotonic() - self._noted_at > _ONE_S:
+            raise StoppedError(f"stopped ({name}, for the second time) without a new checkpoint")
 
 
 def seconds(text: str) -> float:

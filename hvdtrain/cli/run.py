@@ -335,7 +335,7 @@ def _job(
         launcher_args=options["launcher_arg"],
         launch_dir=options["launch_dir"],
         elastic=elastic,
-        grace_s=options["grace"],
+        grace_s=_grace_s(work, base, options),
         stop_s=options["stop_timeout"] if work.is_recipe else 0.0,
         here=detect.own_names(),
     )
@@ -348,6 +348,12 @@ def _job(
             raise UsageError(f"{what} needs the relay, and --no-relay leaves it out", "leave one of the two out")
         return job
     return relay.wrap(job, start=start_argv(sys.executable), share_devices=options["share_devices"])
+
+
+def _grace_s(work: Work, base: Mapping[str, str], options: Mapping[str, Any]) -> float:
+    """Slurm tells the ranks themselves to end, with SIGTERM: those of a recipe stop in order then, which takes its time."""
+    given: float = options["grace"]
+    return max(given, options["stop_timeout"]) if work.is_recipe and "SLURM_JOB_ID" in base else given
 
 
 def _ssh(options: Mapping[str, Any]) -> Ssh:

@@ -286,6 +286,67 @@ def test_an_elastic_job_goes_on_without_the_rank_that_is_lost(cluster: Cluster, 
     assert not cluster.left(5)
 
 
+def trained(tmp_path: Path, *words: str) -> list[str]:
+    """A recipe of 60 steps on two hosts; ``tmp_path/out/steps`` holds those that are done."""
+    recipe = [
+        f"{ROOT}/tests/support/faults.py:long",
+        "--set",
+        f"out={tmp_path}/out",
+        "--set",
+        "seconds=0.1",
+        "--run-dir",
+        "run",
+    ]
+    hosts = ["-H", "node1:1,node2:1", "--launcher", "mpirun", "--env", f"PYTHONPATH={ROOT}"]
+    return [*RUN, *hosts, *words, *recipe, "--save-every", "5"]
+
+
+def steps(tmp_path: Path) -> list[int]:
+    path = tmp_path / "out" / "steps"
+    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_step(job: Running, tmp_path: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while step not in steps(tmp_path):
+        assert job.process.poll() is None, job.text
+        assert time.monotonic() < deadline, job.text
+        time.sleep(0.05)
+
+
+def test_a_recipe_goes_on_with_the_hosts_that_are_left_when_one_loses_its_power(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.fresh()
+    with closing(Running(cluster, tmp_path, trained(tmp_path, "--max-restarts", "1"))) as job:
+        wait_for_step(job, tmp_path, 12)
+        started = time.monotonic()
+        power_off(job)
+        job.wait_for("restart 1 of 1")
+        seconds = time.monotonic() - started
+        code = job.finish(90)
+    again = len(steps(tmp_path)) - 60
+    note("power cut, --max-restarts", "mpirun", seconds, seconds, code, [], f"Error: {again} of 60 steps done again")
+    assert code == 0, job.text
+    assert "node2 is left out: no answer on port 22" in job.text
+    assert "restart 1 of 1: 1 ranks on node1:1" in job.text
+    assert set(steps(tmp_path)) == set(range(1, 61))
+    assert again <= 7
+    assert not cluster.left(5)
+
+
+def test_a_cable_that_is_out_for_five_seconds_costs_nothing_but_time(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.fresh()
+    with closing(Running(cluster, tmp_path, trained(tmp_path))) as job:
+        wait_for_step(job, tmp_path, 12)
+        pull_cable(job)
+        time.sleep(5)
+        cluster("heal", "node2")
+        code = job.finish(60)
+    note("cable out for 5 s", "mpirun", 5, 5, code, [], f"Error: {len(steps(tmp_path)) - 60} of 60 steps done again")
+    assert code == 0, job.text
+    assert steps(tmp_path) == list(range(1, 61))
+    assert not cluster.left(5)
+
+
 def refuse_ssh(cluster: Cluster) -> None:
     os.kill(int((STATE / "node2" / "sshd.pid").read_text()) and pid_of_sshd(cluster), signal.SIGKILL)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.harness import ROOT
 from tests.support.slurm import slurm
 
 pytestmark = pytest.mark.ranks
@@ -77,3 +78,17 @@ def test_variables_reach_the_tasks_by_name(salloc: Salloc, tmp_path: Path) -> No
     done = salloc(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("] b, c='d' $e|/some where\n") == 2, done.stdout
+
+
+@pytest.mark.parametrize("signal", ["TERM", "USR1"])
+def test_slurms_own_signals_stop_a_recipe_in_order(salloc: Salloc, tmp_path: Path, signal: str) -> None:
+    """As when it takes the nodes away for another job (TERM), or as ``#SBATCH --signal=USR1@60`` asks it to."""
+    recipe = f"{ROOT}/tests/support/faults.py:long --set out={tmp_path}/out --set seconds=0.2 --run-dir {tmp_path}/run"
+    run = f"{' '.join(RUN)} --env PYTHONPATH={ROOT} {recipe} --save-every 1000"
+    wait = f"until grep -qx 3 {tmp_path}/out/steps; do sleep 0.1; done"
+    script = f"({wait}; scancel --signal={signal} $SLURM_JOB_ID) & {run}; code=$?; wait; exit $code"
+    done = salloc("-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", script, cwd=tmp_path)
+    assert done.returncode == 75, done.stdout + done.stderr
+    (saved,) = (tmp_path / "run/checkpoints").glob("step-*")
+    assert int(saved.name.removeprefix("step-")) < 30
+    assert f"the checkpoint of step {int(saved.name.removeprefix('step-'))} is saved" in done.stderr
