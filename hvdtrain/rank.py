@@ -89,9 +89,10 @@ def watched(rank: Rank, stops: Stops, limit_s: float, *, ends: bool) -> Iterator
         text = f"no progress for {stall.seconds:.0f} s (--stall-timeout): {stall.text}"
         hint = "if this may take so long, raise --stall-timeout"
         words = _words(rank, text, hint, stall.stacks, EXIT_STALLED) | {"stall": stall.to_record()}
-        _tell_relay({**words, RUNNING: True, "warn": final and not ends})
+        _tell_relay({**words, RUNNING: True})
         if final and not ends:
-            _print(rank, "Warning", text, hint, stall.stacks if not os.environ.get(WORDS_WANTED) else "")
+            waits = stall.wait and stall.certain
+            _print(rank, "Warning", text, hint, "" if waits else stall.stacks)
         elif final:
             rank.is_ending = True
             _tell_relay(words)

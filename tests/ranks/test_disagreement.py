@@ -14,28 +14,20 @@ pytestmark = pytest.mark.ranks
 FAULTS = {
     ("steps", "torch"): ["rank 1 is set up otherwise than rank 0", "samples 190 instead of 200"],
     ("shape", "torch"): ["rank 1 on ", "'model/first.weight float32 (9, 12)'", "'model/first.weight float32 (8, 12)'"],
-    ("dtype", "torch"): ["rank 1 on ", "model/first.weight float64 (8, 12)"],
     ("order", "torch"): ["rank 1 on ", "its tensor 0 is 'model/second.weight", "that of rank 0 is 'model/first.weight"],
     ("nan", "torch"): ["training step, step 3", "the gradient of first.weight", "is not finite on rank 1", "the loss is nan"],
     ("drift", "torch"): ["the ranks have drifted apart", "differs in model/second.bias"],
-    ("skip", "torch"): ["Missing ranks", "1: [allreduce.gradient/"],
     ("shape", "keras"): ["rank 1 on ", "first/kernel float32 (12, 9)", "first/kernel float32 (12, 8)"],
-    ("order", "keras"): [
-        "rank 1 on ",
-        "its tensor 0 is 'model/sequential/second/kernel",
-        "that of rank 0 is 'model/sequential/first/kernel",
-    ],
     ("nan", "keras"): ["training step, step 3", "first/kernel", "is not finite on rank 1", "the loss is nan"],
     ("drift", "keras"): ["the ranks have drifted apart", "second/bias"],
-    ("skip", "keras"): ["Missing ranks", "1: ["],
+    ("skip", "keras"): ["no progress for 8 s", "rank 0 waits in allreduce of the gradients", "rank 1 on ", "faults.py:"],
 }
 
 
 @pytest.mark.parametrize(("fault", "framework"), FAULTS)
 def test_a_rank_that_goes_wrong_ends_the_job_with_its_name(tmp_path, monkeypatch, fault, framework):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "4")  # by default 10
-    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "8")  # by default 60
+    monkeypatch.setenv("HVDTRAIN_STALL_TIMEOUT", "8")  # by default 60
     command = ["run", "-np", "2", "-H", "localhost:2", "--launcher", "mpirun", ROOT / "tests/support/faults.py"]
     options = ["--set", f"fault={fault}", "--set", f"framework={framework}", "--log-every", "100"]
     options += ["--check-every", "8"] if fault == "drift" else []

@@ -88,8 +88,6 @@ def recipe(*, fault: str, framework: str) -> hvdtrain.Recipe:
         made = model(framework, width=9)
     elif fault == "order" and odd:
         made = model(framework, order=("second", "first"))
-    elif fault == "dtype" and odd:
-        made = model(framework, dtype="float64")
     elif fault == "nan" and odd:
         data = Spoiled(data)
     elif fault == "drift" and odd:
