@@ -13,7 +13,7 @@ import hvdtrain
 from tests.support.recipes import CLASSES, FEATURES, arrays
 
 
-def model(framework: str, width: int = 8, order: tuple[str, ...] = ("first", "second"), dtype: str = "float32") -> Any:
+def model(framework: str, width: int = 8, order: tuple[str, ...] = ("first", "second")) -> Any:
     """A model of two layers, and its optimizer."""
     if framework == "torch":
         import torch
@@ -23,13 +23,12 @@ def model(framework: str, width: int = 8, order: tuple[str, ...] = ("first", "se
         for name in order:
             made.add_module(name, layers[name])
         made.forward = lambda inputs: made.second(torch.tanh(made.first(inputs)))  # type: ignore[method-assign]
-        made.to(getattr(torch, dtype))
         return made, torch.optim.SGD(made.parameters(), 0.05)
     import keras
 
     names = iter(order)
-    layers = [keras.layers.Dense(width, "tanh", name=next(names), dtype=dtype)]
-    layers.append(keras.layers.Dense(CLASSES, name=next(names), dtype=dtype))
+    layers = [keras.layers.Dense(width, "tanh", name=next(names))]
+    layers.append(keras.layers.Dense(CLASSES, name=next(names)))
     return keras.Sequential([keras.Input((FEATURES,)), *layers]), keras.optimizers.SGD(0.05)
 
 
