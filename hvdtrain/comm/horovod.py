@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Numbers, Op, driver
+from hvdtrain.comm import Numbers, Op, driver, sockets
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import require, start
 from hvdtrain.world import World
@@ -39,10 +39,13 @@ class HorovodCommunicator:
             import tensorflow as tf
 
             to_tensor = tf.constant
+        self._connections: frozenset[str] = frozenset()
         if world.elastic:
             driver.meet(os.environ, again=again)
+            before = sockets.opened()
             with driver.placed(os.environ):
                 start.init(hvd)
+            self._connections = sockets.opened() - before
             world = World.from_env()
         else:
             start.init(hvd)
@@ -81,6 +84,8 @@ class HorovodCommunicator:
 
     def close(self) -> None:
         self._hvd.shutdown()
+        # Horovod leaves its connections open, and who waits there for this rank would wait until Gloo's patience ends.
+        sockets.hang_up(self._connections)
 
 
 def _carrier() -> str:
