@@ -31,6 +31,7 @@ from hvdtrain.launch import (
     allocation,
     check_lengths,
     detect,
+    discovery,
     environment,
     failures,
     filters,
@@ -238,6 +239,8 @@ def _start(
     if dry_run:
         click.echo(started.script(base))
         return None, probed
+    if job.elastic is not None:
+        _warn(discovery.warnings(job.elastic.discovery_script, job.np, Path(job.cwd)))
     style = output.Style(np, sys.stdout.isatty(), options["prefix"], options["timestamps"], options["quiet_ranks"])
     log_dir = options["log_dir"] or (work.run_dir / "logs" if work.run_dir is not None else None)
     return show.run(started, base, job, style, work.run_dir, Path(log_dir) if log_dir else None), probed

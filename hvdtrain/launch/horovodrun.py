@@ -22,6 +22,10 @@ from hvdtrain.world import is_identity
 #: Bytes of the words and variables that horovodrun adds to a command of its own.
 _ITS_OWN = 2048
 
+#: A host on which a rank failed is not used for twice to three times the first number of seconds, then for twice as long each
+#: time, up to the second number. Without it, never again. The user's own comes later on the command line, and counts.
+_COOL_DOWN = ("--blacklist-cooldown-range", "30", "1800")
+
 #: What horovodrun itself and the ssh or mpirun below it need, beside the ranks' variables.
 _NEEDS = (
     *("HOME", "USER", "LOGNAME", "SHELL", "TERM", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "KRB5CCNAME", "XDG_RUNTIME_DIR"),
@@ -99,7 +103,7 @@ class Horovodrun:
         script = shlex.quote(job.elastic.discovery_script)  # Horovod gives it to a shell
         if _elsewhere(job):
             script = f"cd {shlex.quote(job.cwd)} && exec {script}"
-        return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", script]
+        return [*np, "--min-np", str(job.elastic.min_np), *maximum, "--host-discovery-script", script, *_COOL_DOWN]
 
     def _environment(self, job: Job, mpi: Mpi | None) -> dict[str, str]:
         # Local ranks keep the GPUs that this shell was given; other hosts have their own.
