@@ -116,7 +116,8 @@ class Trainer:
         self.hosts: tuple[str, ...] = ()
         self.valid: Source | None = None if recipe.valid is None else as_source(recipe.valid)
         self._values: Mapping[str, float] = {}
-        self._votes = Votes(comm, stops or Stops(), changes)
+        self._stops = stops or Stops()
+        self._votes = Votes(comm, self._stops, changes)
         self._is_ready = self._is_started = False
         self._owes = False  # see ``Held``; how the callbacks and the best step stood before that
         self._before: tuple[tuple[dict[str, Any], ...], BestSoFar] = (), (None, (-1, {}))
@@ -134,7 +135,6 @@ class Trainer:
         self.checkpoints.close()
         best = self.checkpoints.best
         self._place(comm)
-        self._votes.begin(comm, self.state.step)
         self.checkpoints = self._checkpoints()
         self.checkpoints.best = best
 
@@ -209,7 +209,8 @@ class Trainer:
             HERE.enter("initial broadcast")
             self.adapter.sync()
         HERE.enter("ready to train")
-        HERE.step = self.state.step
+        self._votes.begin(self.comm, self.state.step)
+        HERE.training = True
         self._is_ready = True
         return self.state
 
@@ -301,6 +302,7 @@ class Trainer:
             self._values = (self.resumed and self.resumed.content.valid) or self.evaluate()
         HERE.enter("waiting for the last checkpoint")
         self.checkpoints.wait()
+        self._owes = False
 
     def _after_step(self) -> None:
         """Collective, so whether something is done hangs on the step, the options and reduced numbers alone."""
@@ -318,7 +320,7 @@ class Trainer:
             self._check_values()
         if self._ended or saving:
             self._save()
-        self._owes = False
+        self._owes = self._ended  # the last checkpoint is still being written, by a rank that may be lost
         if self._votes.changed and not self._ended:
             raise HostsChangedError
 
@@ -414,6 +416,7 @@ class Trainer:
         """Collective. Save, and end before the end."""
         self._save()
         self.checkpoints.wait()
+        self._stops.met()
         saved = f"; the checkpoint of step {self.state.step} is saved" if self.run_dir else ""
         again = f"go on from there: the same command with --run-dir {self.run_dir.path}" if self.run_dir else ""
         raise StoppedError(f"stopped in order ({self._votes.asked}) at step {self.state.step}{saved}", again).everywhere()

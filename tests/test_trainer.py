@@ -21,7 +21,7 @@ from hvdtrain.data.sampler import Sampler
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
-from hvdtrain.trainer import Trainer, step_seed
+from hvdtrain.trainer import HostsChangedError, Trainer, step_seed
 from hvdtrain.world import World
 from tests.support import recipes
 
@@ -352,3 +352,97 @@ def test_an_error_of_a_data_source_names_its_batch():
     with pytest.raises(OSError, match="gone") as caught:
         next(loader.epoch(0))
     assert caught.value.__notes__ == ["in the batch of samples 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"]
+
+
+class Counting(hvdtrain.Callback):
+    """Remembers what it was told, and hands it on to those who join."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_start(self, state: TrainState) -> None:
+        self.told.append(f"start {state.step}")
+
+    def on_evaluate(self, state: TrainState, values) -> None:
+        self.told.append(f"evaluate {state.step}")
+
+    def state_dict(self):
+        return {"told": self.told.copy()}
+
+    def load_state_dict(self, state) -> None:
+        self.told = list(state["told"])
+
+
+class LosesARank:
+    """The communicator of a single process, one of whose collectives fails."""
+
+    def __init__(self, world: World) -> None:
+        self._inner, self.calls = LocalCommunicator(world), {}
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+    def allreduce(self, values, *, name: str, op="sum"):
+        self.calls[name] = self.calls.get(name, 0) - 1
+        if self.calls[name] == 0:
+            raise RuntimeError("Horovod has been shut down")
+        return self._inner.allreduce(values, name=name, op=op)
+
+
+def fails_once(method, at: int):
+    """The ``at``-th call of ``method`` ends as if another rank were lost."""
+    calls = 0
+
+    def called(*arguments, **more):
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise RuntimeError("Horovod has been shut down")
+        return method(*arguments, **more)
+
+    return called
+
+
+INTERRUPTED = [("train_step", 20), ("eval_step", 2), ("metrics/train", 5), ("metrics/valid", 1), ("checkpoint/written", 3)]
+
+
+@pytest.mark.parametrize(("what", "at"), INTERRUPTED)
+def test_what_a_lost_rank_interrupts_is_done_once_and_nothing_else_twice(tmp_path: Path, what: str, at: int):
+    whole = recipes.linear()
+    fit(replace(whole, callbacks=(Counting(),)), log_every=4)
+    recipe = replace(recipes.linear(), callbacks=(Counting(),))
+    adapter, elastic, lines = recipe.adapter, LocalCommunicator(World(elastic=True)), Lines()
+    losing = LosesARank(World(elastic=True))
+    if hasattr(adapter, what):
+        setattr(adapter, what, fails_once(getattr(adapter, what), at))
+    else:
+        losing.calls = {what: at}
+    trainer = Trainer(recipe, losing, options=Options(log_every=4), run_dir=RunDir(tmp_path))
+    trainer.prepare()
+    with pytest.raises(RuntimeError, match="shut down"):
+        trainer.fit([lines])
+    stood_at = trainer.state.step
+    trainer.move(elastic)
+    assert trainer.prepare().step == stood_at
+    summary = trainer.fit([lines])
+    assert (summary.steps, summary.samples) == (2 * STEPS_PER_EPOCH, 2 * 1003)
+    assert np.array_equal(adapter.weights, whole.adapter.weights)
+    assert recipe.callbacks[0].told == ["start 0", f"evaluate {STEPS_PER_EPOCH}", f"evaluate {2 * STEPS_PER_EPOCH}"]
+    assert lines.steps("train/loss") == [4, 8, 12, 16, 20, 24, 28, 32]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000016", "step-00000032"]
+
+
+def test_when_hosts_change_all_ranks_stop_after_a_step_and_go_on_there():
+    recipe, elastic = recipes.linear(), LocalCommunicator(World(elastic=True))
+    news = iter([False, False, True])
+    trainer = Trainer(recipe, elastic, options=Options(log_every=4), changes=lambda: next(news, False))
+    trainer.prepare()
+    with pytest.raises(HostsChangedError):
+        trainer.fit()
+    assert 0 < trainer.state.step < STEPS_PER_EPOCH
+    trainer.move(elastic)
+    trainer.prepare()
+    trainer.fit()
+    whole = recipes.linear()
+    fit(whole)
+    assert np.array_equal(recipe.adapter.weights, whole.adapter.weights)

@@ -152,3 +152,44 @@ def test_parameters_that_only_the_optimizer_knows_are_refused():
 def test_a_batch_that_is_no_pair_is_refused(make):
     with pytest.raises(UsageError, match=r"\(inputs, targets\)"):
         make().train_step((*batch(4), 1), lr=None, weight=1.0)
+
+
+def test_set_up_again_it_goes_on_as_if_nothing_had_happened(make):
+    moved, still = make(), make()
+    assert losses(moved) == losses(still)
+    moved.setup(LocalCommunicator(World(elastic=True)))
+    assert losses(moved) == losses(still)
+
+
+def test_what_an_interrupted_step_has_changed_is_taken_back():
+    """The forward pass moves the statistics of batch normalisation before the ranks meet; here the loss fails after it."""
+    torch, keras, tf = pytest.importorskip("torch"), pytest.importorskip("keras"), pytest.importorskip("tensorflow")
+    from hvdtrain.adapters.keras import KerasAdapter
+    from hvdtrain.adapters.torch import TorchAdapter
+
+    def torch_loss(output, target):
+        assert target.min() >= 0
+        return torch.nn.functional.cross_entropy(output, target)
+
+    def keras_loss(targets, outputs):
+        with tf.control_dependencies([tf.debugging.assert_non_negative(targets)]):
+            return keras.losses.sparse_categorical_crossentropy(targets, outputs, from_logits=True)
+
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(recipes.FEATURES, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, recipes.CLASSES)
+    )
+    net = keras.Sequential(
+        [keras.Input((recipes.FEATURES,)), keras.layers.BatchNormalization(), keras.layers.Dense(recipes.CLASSES)]
+    )
+    for adapter in (
+        TorchAdapter(layers, torch.optim.SGD(layers.parameters(), 0.1, momentum=0.9), loss=torch_loss),
+        KerasAdapter(net, keras.optimizers.SGD(0.1, momentum=0.9), loss=keras_loss),
+    ):
+        adapter.setup(LocalCommunicator(World(elastic=True)))
+        adapter.train_step(batch(16), lr=None, weight=1.0)
+        before = {name: array.copy() for name, array in adapter.tensors()}
+        inputs, targets = batch(16, 4)
+        with pytest.raises((AssertionError, tf.errors.InvalidArgumentError)):
+            adapter.train_step((inputs, targets - 100), lr=None, weight=1.0)
+        for name, array in adapter.tensors():
+            assert np.array_equal(array, before[name]), name
