@@ -31,7 +31,8 @@ class Show:
     def __init__(self, job: Job, watch: Watch, style: output.Style, terminal: Terminal, log_dir: Path | None) -> None:
         self._job, self._watch, self._style, self._terminal = job, watch, style, terminal
         self._files = output.RankFiles(log_dir, job.np) if log_dir is not None else None
-        self._boxes = {is_error: output.Boxes() for is_error in (False, True)}
+        kind = output.Boxes if job.elastic is None else output.Tracebacks
+        self._boxes: dict[bool, output.Boxes | output.Tracebacks] = {is_error: kind() for is_error in (False, True)}
         self._strips = {is_error: not os.isatty(2 if is_error else 1) for is_error in (False, True)}
 
     def __call__(self, event: frames.Event, is_error: bool) -> float | None:
@@ -94,7 +95,14 @@ def run(
     with rundir.held(log_dir, "folder for logs", option) if log_dir is not None else contextlib.nullcontext():
         try:
             code = process.run(
-                started, base, show, outlet=terminal, grace_s=job.grace_s, stop_s=job.stop_s, on_signal=watch.signalled
+                started,
+                base,
+                show,
+                outlet=terminal,
+                grace_s=job.grace_s,
+                stop_s=job.stop_s,
+                on_signal=watch.signalled,
+                on_asked=watch.asked,
             )
             failed = judge(code, watch, run_dir)
             show.rest(is_unexplained=failed is not None and not watch.was_signalled and not watch.is_explained)

@@ -27,6 +27,9 @@ _AROUND = re.compile(
     r"PMIX ERROR: UNREACHABLE in file |\d+ more process(?:es)? ha(?:s|ve) sent help message "
     r"help-mpi-(?:btl-tcp\.txt / peer hung up|api\.txt / mpi-abort)|Set MCA parameter \"orte_base_help_aggregate\")"
 )
+#: The same of horovodrun's driver of elastic jobs: exceptions at the end of its tracebacks, and lines around them.
+_GIVEN_UP = re.compile(r"RuntimeError: Horovod detected that one or more processes|BrokenPipeError|ConnectionResetError")
+_AFTERWARDS = re.compile(r"Process name: |Exit code: |-{40}$|Exception occurred during processing of request from|$")
 _RULE = re.compile(r"-{60,}\s*")
 _LONGEST_BOX = 24
 
@@ -94,6 +97,31 @@ class Boxes:
         """What is still held."""
         held, self._rule = self._rule, []
         return held
+
+
+class Tracebacks:
+    """Keeps back where in horovodrun's own code an elastic job was given up, and what its server says of ranks that are gone.
+
+    What its tracebacks say in the end is shown, unless it is that a rank failed: that is told better.
+    """
+
+    def __init__(self) -> None:
+        self.hidden: list[str] = []
+        self._inside = False
+
+    def feed(self, text: str) -> list[str]:
+        """The lines to show now."""
+        begins = text.startswith("Traceback (most recent call last):")
+        part = begins or (self._inside and text[:1] in ("", " "))
+        ended, self._inside = self._inside and not part, part
+        if part or (_GIVEN_UP if ended else _AFTERWARDS).match(text):
+            self.hidden.append(text)
+            return []
+        return [text]
+
+    def rest(self) -> list[str]:
+        """What is still held."""
+        return []
 
 
 class RankFiles:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.launch.frames import Line
-from hvdtrain.launch.output import Boxes, RankFiles, Style
+from hvdtrain.launch.output import Boxes, RankFiles, Style, Tracebacks
 
 LINE = Line(3, "node2", "out", "loss 0.5")
 
@@ -113,3 +113,30 @@ def test_what_the_launcher_says_has_a_file(tmp_path: Path) -> None:
         files.note(text)
     files.close()
     assert (tmp_path / "launcher").read_text().splitlines() == ABORT
+
+
+def test_tracebacks_of_an_elastic_launcher_are_kept_back_but_for_what_they_say() -> None:
+    told = [
+        "Process 0 exit with status code 137.",
+        "ERROR:root:failed to activate new hosts -> stop running",
+        "Traceback (most recent call last):",
+        '  File "registration.py", line 177, in _on_workers_recorded',
+        "    self._driver.resume()",
+        "TimeoutException: Timed out waiting. Timeout after 8 seconds.",
+        "-" * 40,
+        "Exception occurred during processing of request from ('127.0.0.1', 51292)",
+        "Traceback (most recent call last):",
+        '  File "socketserver.py", line 691, in process_request_thread',
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "Traceback (most recent call last):",
+        '  File "horovodrun", line 6, in <module>',
+        "RuntimeError: Horovod detected that one or more processes exited with non-zero status. The first process to do so was:",
+        "Process name: 127.0.0.1[0]",
+        "Exit code: 137",
+        "",
+        "Timeout, server node2 not responding.",
+    ]
+    kept = Tracebacks()
+    shown = [line for text in told for line in kept.feed(text)]
+    assert shown == [told[0], told[1], told[5], told[-1]]
+    assert len(kept.hidden) == len(told) - len(shown)
