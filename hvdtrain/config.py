@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-from hvdtrain import stops
 from hvdtrain.errors import UsageError
 from hvdtrain.recipe import convert
 
@@ -48,7 +48,7 @@ class Options:
     keep_best: str | None = _option(
         None, "Save and keep the best checkpoint by a validation figure, too: valid/loss:min, valid/accuracy:max."
     )
-    max_time: str | None = _option(None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.")
+    max_time: float | None = _option(None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.")
     stall_timeout: float = _option(
         60.0,
         "Explain, and end the job, when no step was done for this many seconds (10 times as many before the first; 0: never).",
@@ -154,11 +154,12 @@ def _overlay(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Options, 
                 continue
             minimum = option.metadata["minimum"]
             try:
-                value = convert(layer[option.name], hints[option.name])
+                value = layer[option.name]
+                value = convert(
+                    seconds(value) if option.name == "max_time" and isinstance(value, str) else value, hints[option.name]
+                )
                 if minimum is not None and value is not None and value < minimum:
                     raise ValueError(f"must be at least {minimum}, got {value}")
-                if option.name == "max_time" and value is not None:
-                    stops.seconds(value)
                 if isinstance(value, float) and not 0 <= value < math.inf:
                     raise ValueError(f"must be 0 or more, got {value}")
             except ValueError as error:
@@ -177,3 +178,23 @@ def _overlay(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[Options, 
     if problems:
         raise UsageError("; ".join(problems), "hvdtrain train --help lists the options and what they take")
     return Options(**values), origins
+
+
+def seconds(text: str) -> float:
+    """A duration: ``90``, ``90s``, ``30m``, ``2h``, ``1d``, ``1h30m``, or as Slurm writes it, ``1:30:00`` or ``1-12:00:00``.
+
+    Raises:
+        ValueError: it is none, or not positive.
+    """
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
+    text = text.strip().lower()
+    if match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text):
+        days, hours, minutes, secs = (int(part or 0) for part in match.groups())
+        total = float(days * 86400 + hours * 3600 + minutes * 60 + secs)
+    elif text and re.fullmatch(r"(\d+(\.\d+)?[dhms])*(\d+(\.\d+)?)?", text):
+        total = sum(float(value) * units[unit] for value, unit in re.findall(r"(\d+(?:\.\d+)?)([dhms]?)", text))
+    else:
+        raise ValueError(f"expected a time like 90s, 30m, 2h or 1:30:00, got {text!r}")
+    if total <= 0:
+        raise ValueError(f"must be more than 0, got {text!r}")
+    return total

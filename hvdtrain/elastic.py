@@ -21,7 +21,7 @@ from hvdtrain.horovod import start
 from hvdtrain.loggers.console import say
 from hvdtrain.progress import HERE
 from hvdtrain.rank import Rank
-from hvdtrain.stops import StoppedError
+from hvdtrain.stops import StopNow
 from hvdtrain.trainer import HostsChangedError
 
 #: As often, at the same step and with the same ranks, an error counts as one that other ranks were lost.
@@ -93,18 +93,15 @@ def rounds(rank: Rank, framework: str, hosts: HostChanges, body: Callable[[Chang
 def _connect(rank: Rank, framework: str, *, again: bool) -> Communicator:
     try:
         return connect(rank.world, framework, again=again)
-    except StoppedError as error:
+    except StopNow as error:
         if not again:
             raise
-        raise StoppedError(
-            "told to end while it waited for the other ranks of the elastic job",
-            "if the job has ended, the same command with --run-dir goes on from its last checkpoint",
-        ) from error
+        raise StopNow("told to end while it waited for the other ranks of the elastic job") from error
 
 
 def _leave(rank: Rank) -> None:
     """Let go of what the round had. Nothing here waits for another rank that lives."""
-    HERE.step = None
+    HERE.step, HERE.training = None, False
     HERE.enter("meeting the other ranks again")
     if rank.comm is not None:
         with contextlib.suppress(HvdtrainError, RuntimeError, ValueError):

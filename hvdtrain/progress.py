@@ -30,8 +30,10 @@ class Progress:
     """The phase of a rank, the step, and when either last changed. Written by the training thread, read by others."""
 
     phase: str = "starting"
-    #: updates done; None before training begins
+    #: updates done; None before this round's first
     step: int | None = None
+    #: whether steps are being done: a request to stop is heard at the next vote
+    training: bool = False
     wait: Wait | None = None
     moved_at: float = field(default_factory=time.monotonic)
 
@@ -41,7 +43,7 @@ class Progress:
 
     def begin(self) -> None:
         """A new life: nothing is known yet."""
-        self.phase, self.step, self.wait = "reading the environment", None, None
+        self.phase, self.step, self.training, self.wait = "reading the environment", None, False, None
         self.moved()
 
     def enter(self, phase: str) -> None:

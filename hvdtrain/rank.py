@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -20,7 +19,7 @@ from hvdtrain.launch.failures import JOB_VARIABLE
 from hvdtrain.launch.frames import RUNNING, WORDS_WANTED, words_line
 from hvdtrain.progress import HERE
 from hvdtrain.rundir import RunDir, write_json
-from hvdtrain.stops import StoppedError, Stops
+from hvdtrain.stops import StopNow, StoppedError
 from hvdtrain.watchdog import Stall, Watchdog
 from hvdtrain.world import World
 
@@ -28,8 +27,6 @@ from hvdtrain.world import World
 EXIT_STALLED = 124
 #: How long such a rank lives on, for the launcher to hear of the others.
 _OTHERS_S = 3.0
-#: How long a rank that was asked to stop may stand still.
-_HURRY_S = 5.0
 
 
 @dataclass
@@ -65,7 +62,8 @@ def fail(rank: Rank, error: BaseException) -> int:
     if rank.is_ending:  # what is raised now follows from that
         time.sleep(2 * _OTHERS_S)
     if isinstance(error, HvdtrainError) and error.on_all_ranks and not rank.world.is_primary:
-        _tell_relay({"time": time.time(), "phase": HERE.where, "exit_code": error.exit_code, "follows": True})
+        words = _words(rank, error.message, error.hint, "", error.exit_code)
+        _tell_relay({**words, "follows": True, "stopped": isinstance(error, StoppedError)})
         return error.exit_code  # the primary speaks for all
     code = 1
     try:
@@ -77,39 +75,32 @@ def fail(rank: Rank, error: BaseException) -> int:
 
 
 @contextlib.contextmanager
-def watched(rank: Rank, stops: Stops, limit_s: float, *, ends: bool) -> Iterator[None]:
-    """While this is open, a rank that does not get on explains itself, and ends the job if it ``ends``.
-
-    A rank that was asked to stop and does not get on waits for one that will not come: it ends without a word.
-    """
+def watched(rank: Rank, limit_s: float, *, ends: bool) -> Iterator[None]:
+    """While this is open, a rank that does not get on for ``limit_s`` explains itself, and ends the job if it ``ends``."""
 
     def stalled(stall: Stall, final: bool) -> None:
-        if final and stops.reason:
-            os._exit(128 + signal.SIGTERM)
         text = f"no progress for {stall.seconds:.0f} s (--stall-timeout): {stall.text}"
         hint = "if this may take so long, raise --stall-timeout"
         words = _words(rank, text, hint, stall.stacks, EXIT_STALLED) | {"stall": stall.to_record()}
-        _tell_relay({**words, RUNNING: True})
+        if not (final and ends):
+            _tell_relay({**words, RUNNING: True})
         if final and not ends:
-            waits = stall.wait and stall.certain
-            _print(rank, "Warning", text, hint, "" if waits else stall.stacks)
+            _print(rank, "Warning", text, hint, "" if stall.wait and stall.certain else stall.stacks)
         elif final:
             rank.is_ending = True
             _tell_relay(words)
             _write_down(rank, words)
-            _print(rank, "Error", text, hint, stall.stacks if not os.environ.get(WORDS_WANTED) else "")
+            _print(rank, "Error", text, hint, "" if os.environ.get(WORDS_WANTED) else stall.stacks)
             time.sleep(_OTHERS_S)
             os._exit(EXIT_STALLED)
 
     if not limit_s:
-        with stops.listening():
-            yield
+        yield
         return
-    watchdog = Watchdog(HERE, limit_s, stalled, ends=ends)
+    watchdog = Watchdog(HERE, limit_s, stalled)
     watchdog.start()
     try:
-        with stops.listening(lambda: watchdog.hurry(_HURRY_S)):
-            yield
+        yield
     finally:
         watchdog.close()
 
@@ -118,10 +109,10 @@ def _last_words(rank: Rank, error: BaseException) -> int:
     """Say and write down why this rank ends; the exit code."""
     text, hint, code = _reason(rank, error)
     trace = "" if isinstance(error, HvdtrainError | KeyboardInterrupt) else "".join(traceback.format_exception(error))
-    words = _words(rank, text, hint, trace, code) | ({"stopped": True} if isinstance(error, StoppedError) else {})
+    words = _words(rank, text, hint, trace, code) | {"stopped": isinstance(error, StoppedError | StopNow)}
     _tell_relay(words)
     _write_down(rank, words)
-    _print(rank, "Note" if isinstance(error, StoppedError) else "Error", text, hint, trace)
+    _print(rank, "Note" if words["stopped"] else "Error", text, hint, trace)
     return code
 
 
@@ -168,6 +159,8 @@ def _reason(rank: Rank, error: BaseException) -> tuple[str, str, int]:
     """What happened, what to type, and the exit code."""
     if isinstance(error, HvdtrainError):
         return error.message, error.hint, error.exit_code
+    if isinstance(error, StopNow):
+        return str(error), "the same command goes on from the last checkpoint, if there is one", error.exit_code
     if isinstance(error, KeyboardInterrupt):
         again = f"go on from the last checkpoint with --run-dir {rank.run_dir.path}" if rank.run_dir else ""
         return f"interrupted: {HERE.where}", again, 130

@@ -12,9 +12,9 @@ from types import TracebackType
 
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.connect import connect
+from hvdtrain.devices import pin_device
 from hvdtrain.progress import HERE
 from hvdtrain.rank import Rank, fail
-from hvdtrain.worker import pin_device
 from hvdtrain.world import World
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import os
 import signal
 import threading
 import time
@@ -16,6 +16,9 @@ from hvdtrain.progress import HERE
 #: What a scheduler is to start the job again for (EX_TEMPFAIL of sysexits.h).
 EXIT_STOPPED = 75
 
+#: The variable that says when ``hvdtrain run`` began, as ``time.time()`` counts: a restart does not lengthen ``--max-time``.
+STARTED = "HVDTRAIN_STARTED"
+
 #: What asks for it: a scheduler's pre-emption, ``kill``, ``scancel --signal=USR1``, ``hvdtrain run`` for its own.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -25,19 +28,30 @@ _ONE_S = 2.0
 
 
 class StoppedError(HvdtrainError):
-    """The run was asked to end before its end; what was done is saved."""
+    """The run was asked to end before its end; all ranks have agreed, and what was done is saved."""
+
+    exit_code = EXIT_STOPPED
+
+
+class StopNow(KeyboardInterrupt):
+    """This rank was asked to end where nobody votes. No Exception: it comes anywhere, and nobody is to take it for his own."""
 
     exit_code = EXIT_STOPPED
 
 
 class Stops:
-    """Whether this rank was asked to end, and by what."""
+    """Whether this rank was asked to end, and by what.
 
-    def __init__(self, max_s: float | None = None) -> None:
-        self._ends_at = None if max_s is None else time.monotonic() + max_s
+    Args:
+        max_s: the run's time limit.
+        since: when it began, as ``time.time()`` counts.
+    """
+
+    def __init__(self, max_s: float | None = None, since: float | None = None) -> None:
+        left_s = None if max_s is None else max_s - (0.0 if since is None else time.time() - since)
+        self._ends_at = None if left_s is None else time.monotonic() + left_s
         self._max_s = max_s
-        self._signal, self._noted_at = "", 0.0
-        self._asked: Callable[[], None] = lambda: None
+        self._signal, self._noted_at, self._is_met = "", 0.0, False
 
     @property
     def reason(self) -> str:
@@ -48,48 +62,39 @@ class Stops:
             return f"--max-time {self._max_s:g} s is over"
         return ""
 
+    def met(self) -> None:
+        """All is saved: signals change nothing any more."""
+        self._is_met = True
+
     @contextmanager
-    def listening(self, asked: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """While this is open, the first signal is noted, and ``asked`` is called. Before training there is nothing to save: then,
-        and at a second SIGTERM, the signal ends what the main thread is doing.
-        """
-        self._asked = asked
+    def listening(self) -> Iterator[None]:
+        """While this is open, a first signal in training is noted. Elsewhere, and at a second SIGTERM, it raises StopNow."""
         if threading.current_thread() is not threading.main_thread():
             yield  # signals go to the main thread alone
             return
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        before = {number: signal.signal(number, self._handler(os.getpid())) for number in SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the relay starts us with them waiting
         try:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if self._is_met else handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if HERE.step is None:
-            raise StoppedError(f"stopped ({name}) before training began", "start the job again: nothing was lost")
-        if not self._signal:
+    def _handler(self, process: int) -> Callable[[int, FrameType | None], None]:
+        def note(number: int, frame: FrameType | None) -> None:
+            if os.getpid() != process:  # a copy of us, such as a loader's worker, is to die of it
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            elif not self._is_met:
+                self._note(number)
+
+        return note
+
+    def _note(self, number: int) -> None:
+        is_first, name = not self._signal, signal.Signals(number).name
+        if is_first:
             self._signal, self._noted_at = name, time.monotonic()
-            self._asked()
-        elif number == signal.SIGTERM and time.monotonic() - self._noted_at > _ONE_S:
-            raise StoppedError(f"stopped ({name}, for the second time) without a new checkpoint")
-
-
-def seconds(text: str) -> float:
-    """A duration: ``90``, ``90s``, ``30m``, ``2h``, ``1d``, ``1h30m``, or as Slurm writes it, ``1:30:00`` or ``1-12:00:00``.
-
-    Raises:
-        ValueError: it is none, or not positive.
-    """
-    units = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
-    text = text.strip().lower()
-    if match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text):
-        days, hours, minutes, secs = (int(part or 0) for part in match.groups())
-        total = float(days * 86400 + hours * 3600 + minutes * 60 + secs)
-    elif text and re.fullmatch(r"(\d+(\.\d+)?[dhms])*(\d+(\.\d+)?)?", text):
-        total = sum(float(value) * units[unit] for value, unit in re.findall(r"(\d+(?:\.\d+)?)([dhms]?)", text))
-    else:
-        raise ValueError(f"expected a time like 90s, 30m, 2h or 1:30:00, got {text!r}")
-    if total <= 0:
-        raise ValueError(f"must be more than 0, got {text!r}")
-    return total
+        if not HERE.training:
+            raise StopNow(f"stopped ({name}) in phase '{HERE.phase}'")
+        if not is_first and number == signal.SIGTERM and time.monotonic() - self._noted_at > _ONE_S:
+            raise StopNow(f"stopped ({name}, for the second time) without a new checkpoint")

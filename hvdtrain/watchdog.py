@@ -6,6 +6,7 @@ speaks for itself, and the launcher puts together who waits for whom (``launch.s
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
@@ -67,11 +68,8 @@ class Watchdog:
         stalled: is called in the watchdog's thread.
     """
 
-    def __init__(
-        self, progress: Progress, limit_s: float, stalled: Callable[[Stall, bool], None], *, ends: bool = True
-    ) -> None:
-        self._progress, self._limit_s, self._stalled, self._ends = progress, limit_s, stalled, ends
-        self._longest_s = 0.0
+    def __init__(self, progress: Progress, limit_s: float, stalled: Callable[[Stall, bool], None]) -> None:
+        self._progress, self._limit_s, self._stalled = progress, limit_s, stalled
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="hvdtrain-watchdog", daemon=True)
 
@@ -80,11 +78,9 @@ class Watchdog:
 
     def close(self) -> None:
         self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * _TICK_S)
         faulthandler.cancel_dump_traceback_later()
-
-    def hurry(self, limit_s: float) -> None:
-        """From now on less patience, as somebody waits for this rank to end; but thrice the longest stretch seen so far."""
-        self._limit_s = min(self._limit_s, max(limit_s, 3 * self._longest_s))
 
     def _watch(self) -> None:
         seen, still_s, told = self._progress.moved_at, 0.0, False
@@ -93,23 +89,28 @@ class Watchdog:
             limit_s = self._limit_s * (SETUP_FACTOR if self._progress.step is None else 1)
             self._arm(limit_s)
             if self._progress.moved_at != seen:
-                self._longest_s = max(self._longest_s, still_s)
                 seen, still_s, told = self._progress.moved_at, 0.0, False
                 continue
             still_s += tick_s  # not by the clock: a process that was stopped, or a machine that slept, did not stall
             if still_s >= limit_s * EARLY and not told:
                 told = True
-                self._stalled(self.look(still_s), False)
+                self._tell(still_s, final=False)
             if still_s >= limit_s:
-                self._stalled(self.look(still_s), True)
+                self._tell(still_s, final=True)
                 seen, still_s, told = self._progress.moved_at, 0.0, False
+
+    def _tell(self, still_s: float, *, final: bool) -> None:
+        try:
+            stall = self.look(still_s)
+        except Exception as error:  # whatever is odd about this process, it stands still
+            progress = self._progress
+            stall = Stall(progress.phase, progress.step, still_s, "", True, f"{type(error).__name__}: {error}", "")
+        self._stalled(stall, final)
 
     def _arm(self, limit_s: float) -> None:
         """If this thread, too, is held up (native code that keeps Python's lock), the stacks come from outside of Python."""
-        try:
-            faulthandler.dump_traceback_later(limit_s + _NATIVE_S, exit=self._ends, file=2)
-        except (RuntimeError, ValueError, OSError):  # no stderr
-            return
+        with contextlib.suppress(RuntimeError, ValueError, OSError):  # no stderr
+            faulthandler.dump_traceback_later(limit_s + _NATIVE_S, file=2)
 
     def look(self, seconds: float = 0.0) -> Stall:
         """Where the rank stands now."""

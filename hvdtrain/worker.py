@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import logging
 import os
-import platform
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from hvdtrain import recipe as recipes
-from hvdtrain import rundir
+from hvdtrain import run_json, rundir
 from hvdtrain.checkpoint.files import Checkpoint
 from hvdtrain.comm import agree
 from hvdtrain.comm.driver import HostChanges
 from hvdtrain.config import Config
+from hvdtrain.devices import pin_device
 from hvdtrain.elastic import Change, rounds
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod import start
-from hvdtrain.launch import resources
 from hvdtrain.loggers import Logger
 from hvdtrain.loggers.console import ConsoleLogger, say
 from hvdtrain.loggers.jsonl import JsonLinesLogger
@@ -35,7 +26,7 @@ from hvdtrain.rank import Rank, guard, watched
 from hvdtrain.recipe import RecipeFunction
 from hvdtrain.rundir import RunDir, write_json
 from hvdtrain.state import TrainState
-from hvdtrain.stops import Stops, seconds
+from hvdtrain.stops import STARTED, Stops
 from hvdtrain.trainer import Summary, Trainer
 from hvdtrain.world import World
 
@@ -58,11 +49,11 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     if options.run_dir:
         rank.run_dir = RunDir(Path(options.run_dir))
     rank.world = World.from_env()
-    stops = Stops(None if options.max_time is None else seconds(options.max_time))
+    stops = Stops(options.max_time, since=float(os.environ.get(STARTED, 0)) or None)
     # Alone it keeps nobody waiting, and may be in a debugger.
     ends = options.stall_action == "end" and (rank.world.size > 1 or rank.world.elastic)
     start.limit_stalls(options.stall_timeout, os.environ, ends=ends)
-    with watched(rank, stops, options.stall_timeout, ends=ends):
+    with watched(rank, options.stall_timeout, ends=ends), stops.listening():
         _run(rank, config, function, stops)
 
 
@@ -104,7 +95,7 @@ def _fit(
     loggers: list[Logger] = []
     if rank.world.is_primary:
         if change is None:
-            _describe(rank.run_dir, config, trainer, function)
+            run_json.write(rank.run_dir, config, trainer, function)
             _greet(trainer, rank.run_dir)
         else:
             say(change.text(rank.world.size, first.step))
@@ -134,19 +125,6 @@ def _claim_run_dir(rank: Rank, config: Config, *, again: bool) -> Path:
                 break
             time.sleep(0.1)
     return path
-
-
-def pin_device(world: World, environ: MutableMapping[str, str]) -> None:
-    """Show this rank its own GPU alone, by its local rank among those that CUDA_VISIBLE_DEVICES allows.
-
-    Before a framework is imported: one that sees all of a host's GPUs takes memory on each of them.
-    """
-    devices = resources.gpus(environ)
-    if not devices or world.size == 1 or resources.gpus_are_bound(environ):
-        return
-    if world.local_rank >= len(devices):
-        log.warning("rank %d shares a GPU: local rank %d, %d GPUs here", world.rank, world.local_rank, len(devices))
-    environ["CUDA_VISIBLE_DEVICES"] = devices[world.local_rank % len(devices)]
 
 
 def _loggers(trainer: Trainer, run_dir: RunDir) -> list[Logger]:
@@ -196,52 +174,3 @@ def _closing(summary: Summary, first_step: int, resumed: Checkpoint | None) -> s
         done = f"done: {summary.steps - first_step} steps at {summary.samples_per_s:,.0f} samples/s"
     figures = "".join(f", {name} {value:.4g}" for name, value in summary.valid.items())
     return f"{done}{figures}" + (f"; stopped early: {summary.stopped}" if summary.stopped else "")
-
-
-def _describe(run_dir: RunDir, config: Config, trainer: Trainer, function: RecipeFunction) -> None:
-    """run.json: what was run, with which options from where, by whom, on what."""
-    used = {name: getattr(trainer.recipe, name) for name in ("batch_size", "epochs", "seed")}
-    of_recipe = {name: "recipe" for name in used if config.origins[name] == "default"}
-    settings = recipes.defaults(function)
-    write_json(
-        run_dir.run_json,
-        {
-            "time": time.time(),
-            "recipe": config.recipe,
-            "settings": settings | dict(config.settings),
-            "options": asdict(config.options) | used,
-            "origins": {f"set.{name}": "recipe" for name in settings} | dict(config.origins) | of_recipe,
-            "world": asdict(trainer.comm.world),
-            "host": socket.gethostname(),
-            "user": _user(),
-            "python": platform.python_version(),
-            "versions": _versions(),
-            "git": _git(),
-            "argv": sys.argv,
-        },
-    )
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in ("hvdtrain", "horovod", "torch", "tensorflow", "tensorflow-cpu", "keras", "mpi4py", "numpy"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def _git() -> Mapping[str, Any] | None:
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return str(os.getuid())

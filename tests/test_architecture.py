@@ -25,6 +25,8 @@ FLOORS = {
     "worker": 3,
     "elastic": 3,
     "rank": 3,
+    "devices": 2,
+    "run_json": 3,
     "watchdog": 2,
     "votes": 2,
     "adapters": 3,

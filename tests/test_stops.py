@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
 from hvdtrain import stops
+from hvdtrain.config import seconds
 from hvdtrain.progress import HERE
-from hvdtrain.stops import StoppedError, Stops, seconds
+from hvdtrain.stops import StopNow, Stops
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_what_is_no_duration(text):
 @pytest.fixture
 def training():
     HERE.begin()
-    HERE.step = 3
+    HERE.training = True
     yield
     HERE.begin()
 
@@ -48,13 +50,12 @@ def training():
 @pytest.mark.usefixtures("training")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_is_noted_once_and_kept(number):
-    stops, asked = Stops(), []
-    with stops.listening(lambda: asked.append(1)):
+    stops = Stops()
+    with stops.listening():
         assert stops.reason == ""
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stops.reason == signal.Signals(number).name
-    assert asked == [1]
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
@@ -64,13 +65,13 @@ def test_a_second_sigterm_does_not_wait_for_a_vote(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # one request that reached us twice
         monkeypatch.setattr(stops, "_ONE_S", 0.0)
-        with pytest.raises(StoppedError, match="second time"):
+        with pytest.raises(StopNow, match="second time"):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_before_training_there_is_nothing_to_wait_for():
     HERE.begin()
-    with Stops().listening(), pytest.raises(StoppedError, match="before training began") as caught:
+    with Stops().listening(), pytest.raises(StopNow, match=r"stopped \(SIGTERM\) in phase") as caught:
         os.kill(os.getpid(), signal.SIGTERM)
     assert caught.value.exit_code == 75
 
@@ -78,3 +79,33 @@ def test_before_training_there_is_nothing_to_wait_for():
 def test_a_time_limit():
     assert Stops(1000).reason == ""
     assert Stops(0).reason == "--max-time 0 s is over"
+
+
+@pytest.mark.usefixtures("training")
+def test_when_all_is_saved_signals_change_nothing():
+    before = signal.getsignal(signal.SIGTERM)
+    stops_ = Stops()
+    try:
+        with stops_.listening():
+            stops_.met()
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # nor while the process ends
+        assert stops_.reason == ""
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+@pytest.mark.usefixtures("training")
+def test_a_copy_of_the_process_dies_of_the_signal():
+    with Stops().listening():
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+def test_the_time_limit_counts_from_where_the_job_began_not_from_a_restart():
+    assert Stops(1000, since=time.time() - 999).reason == ""
+    assert Stops(1000, since=time.time() - 1001).reason == "--max-time 1000 s is over"

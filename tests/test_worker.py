@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from hvdtrain.devices import pin_device
 from hvdtrain.launch.failures import JOB_VARIABLE
 from hvdtrain.launch.frames import WORDS_WANTED, split_words
 from hvdtrain.rank import guard
 from hvdtrain.rundir import RunDir, default_name
-from hvdtrain.worker import pin_device
 from hvdtrain.world import World
 
 

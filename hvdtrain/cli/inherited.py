@@ -87,6 +87,7 @@ def prepare(*, is_rank: bool) -> None:
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # exit codes of children would be lost
     ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM}
+    ours |= set() if is_rank else {signal.SIGUSR1}  # a rank takes it when it is ready
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ours)
 
 

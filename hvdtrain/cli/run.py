@@ -47,6 +47,7 @@ from hvdtrain.launch import (
     this_host,
 )
 from hvdtrain.launch.verdict import Verdict
+from hvdtrain.stops import STARTED
 
 #: How long a recipe may take to save and end by default: less than the 30 s that schedulers give.
 STOP_S = 25.0
@@ -158,21 +159,28 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
     hosts, elastic, np = _hosts(base, options)
     with process.unwinding(), contextlib.ExitStack() as stack:
         work = Work(what) if is_program else recipe_work(before, what, stack, dry_run=dry_run)
-        options["launch_dir"] = stack.enter_context(_folder())
+        options |= {"launch_dir": stack.enter_context(_folder()), "started": time.time()}
+        used, ranks, asks = hosts, np, False
         for number in itertools.count(1):
-            failed, asks = _start(work, hosts, elastic, np, base, options, dry_run=dry_run)
+            try:
+                failed, asks = _start(work, used, elastic, ranks, base, options, dry_run=dry_run)
+            except probe.HostsError as error:
+                if number == 1:
+                    raise
+                failed = Verdict(error.message, error.hint, error.exit_code)  # a host has gone since it was asked
             if failed is None:
                 break
             if failed.stopped:
-                click.echo(f"{failed.message}\n{failed.hint}".rstrip(), err=True)
+                click.echo(f"{failed.message}{f'{chr(10)}Hint: {failed.hint}' if failed.hint else ''}", err=True)
                 return failed.exit_code
             if failed.is_final or number > options["max_restarts"]:
                 raise JobError(failed.message, failed.hint, exit_code=failed.exit_code)
             click.echo(f"Error: {failed.message}", err=True)
             time.sleep(_RESTART_AFTER_S)  # what the failed job still holds (ports, memory, devices) is let go meanwhile
-            hosts, np = _remaining(hosts, np, work, options, failed) if asks else (hosts, np)
+            used, ranks = _remaining(hosts, np, work, options, failed) if asks else (hosts, np)
             work = work.again()
-            click.secho(f"restart {number} of {options['max_restarts']}: {np} ranks on {_names(hosts)}", err=True, fg="yellow")
+            where = f"{ranks} {'ranks' if ranks > 1 else 'rank'} on {_names(used)}"
+            click.secho(f"restart {number} of {options['max_restarts']}: {where}", err=True, fg="yellow")
     return 0
 
 
@@ -325,12 +333,12 @@ def _job(
     selection = environment.select(base, options["env"], given)
     controller: Controller = "mpi" if options["mpi"] and elastic is None else "gloo"
     _warn(environment.check_controller(base, selection.values, controller))
-    job_name = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.errors is not None else {}
+    told = {failures.JOB_VARIABLE: secrets.token_hex(4), STARTED: str(options["started"])} if work.is_recipe else {}
     job = Job(
         argv=work.argv,
         hosts=hosts,
         np=np,
-        env={**_defaults(base), **selection.values, **job_name},
+        env={**_defaults(base), **selection.values, **told},
         controller=controller,
         cwd=str(Path.cwd()),
         nics=options["nic"],
@@ -349,7 +357,7 @@ def _job(
         lost = {"--log-dir": options["log_dir"], "a choice of devices": any(host.devices for host in hosts)}
         for what in (what for what, wanted in lost.items() if wanted):
             raise UsageError(f"{what} needs the relay, and --no-relay leaves it out", "leave one of the two out")
-        return job
+        return replace(job, stop_s=0.0)
     return relay.wrap(job, start=start_argv(sys.executable), share_devices=options["share_devices"])
 
 

@@ -20,6 +20,9 @@ from hvdtrain.rundir import RunDir
 #: What ``train`` reads where no recipe is named.
 CONFIG = "hvdtrain.yaml"
 
+#: Options of ``train`` that a restart adds.
+_GO_ON = ("--resume", "auto")
+
 
 @dataclass(frozen=True)
 class Work:
@@ -28,6 +31,7 @@ class Work:
     argv: tuple[str, ...]
     run_dir: Path | None = None
     recipe: str = ""  # its file, if it is one
+    resume: str = "auto"
 
     @property
     def is_recipe(self) -> bool:
@@ -35,11 +39,10 @@ class Work:
 
     def again(self) -> Work:
         """The same, going on from what it has saved; a program has to know by itself."""
-        if self.run_dir is None:
+        if self.run_dir is None or self.argv[-2:] == _GO_ON:
             return self
-        resume = option(list(self.argv), "--resume") or os.environ.get("HVDTRAIN_RESUME") or "auto"
         has_own = any(RunDir(self.run_dir).checkpoints.glob("step-*"))
-        return replace(self, argv=(*self.argv, "--resume", "auto")) if resume == "never" or has_own else self
+        return replace(self, argv=(*self.argv, *_GO_ON)) if self.resume == "never" or has_own else self
 
     @property
     def errors(self) -> Path | None:
@@ -66,9 +69,9 @@ def recipe_work(before: tuple[str, ...], what: tuple[str, ...], stack: contextli
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
     misplaced.check_train(click.get_current_context(), before, recipe, options)
     config = option(options, "--config") if what else CONFIG
-    named = option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR")
-    if not named and config:
-        named = read_file(Path(config)).get("run_dir")
+    content = read_file(Path(config)) if config else {}
+    named = option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR") or content.get("run_dir")
+    resume = option(options, "--resume") or os.environ.get("HVDTRAIN_RESUME") or content.get("resume") or "auto"
     run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
     if not dry_run:
         if not named or not run_dir.exists():
@@ -78,7 +81,7 @@ def recipe_work(before: tuple[str, ...], what: tuple[str, ...], stack: contextli
         options = ["--run-dir", str(run_dir), *options]
     # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
     rank = (sys.executable, "-P", "-m", "hvdtrain", "train", *what[:1], *options)
-    return Work(rank, run_dir, path if path.endswith(".py") else "")
+    return Work(rank, run_dir, path if path.endswith(".py") else "", str(resume))
 
 
 def is_file(path: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.watchdog import SETUP_FACTOR
 
 #: What Horovod and the Gloo below it say then.
 _LOST = re.compile(r"Horovod has been shut down|gloo/transport/\S+\.cc")
@@ -18,7 +19,7 @@ STALL_CHECK_S, STALL_END_S = 10, 60
 
 
 def limit_stalls(limit_s: float, environ: MutableMapping[str, str], *, ends: bool) -> None:
-    """Leave the end of a job that does not move to our own watchdog, which explains it; Horovod ends it somewhat later.
+    """Leave the end of a job that does not move to our own watchdog, which explains it; Horovod ends it later, if nobody else did.
 
     Args:
         limit_s: the watchdog's; 0 if there is none.
@@ -26,7 +27,9 @@ def limit_stalls(limit_s: float, environ: MutableMapping[str, str], *, ends: boo
     """
     if limit_s:
         environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, min(STALL_CHECK_S, int(limit_s / 3)))))
-        environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(limit_s) + STALL_END_S) if ends else "0")
+        environ.setdefault(
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(limit_s * SETUP_FACTOR) + STALL_END_S) if ends else "0"
+        )
 
 
 def init(hvd: Any, process_sets: Sequence[Sequence[int]] = ()) -> Any:

@@ -14,11 +14,11 @@ import time
 import traceback
 from collections.abc import Callable
 
-from hvdtrain.launch import GRACE_S, linux
+from hvdtrain.launch import linux
 
 #: What asks for an end.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: What is handed on without a meaning of ours.
+#: What is handed on; SIGCONT also tells the worker that we are gone.
 OTHERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 _TAKEN = frozenset({*ENDING, *OTHERS, signal.SIGCHLD})
 
@@ -29,7 +29,7 @@ _WORKERS_OWN_S = 3.0
 _WORDS_S = 3
 
 
-def keep(work: Callable[[Callable[[], None]], int], lost: Callable[[int, int], None], *, grace_s: float = GRACE_S) -> int:
+def keep(work: Callable[[Callable[[], None]], int], lost: Callable[[int, int], None], *, grace_s: float) -> int:
     """Run ``work`` in a process of its own, hand on the signals that we get, and return its exit code (128 + n for signal n).
 
     A worker that is stopped (SIGSTOP) goes on when it is asked for an end, and one that does not end is killed.

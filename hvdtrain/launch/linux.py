@@ -36,6 +36,11 @@ def dies_with_us(number: int = signal.SIGTERM, *more: Callable[[], object]) -> C
     return prepare
 
 
+def holds(number: int) -> Callable[[], object]:
+    """For ``dies_with_us``: the signal waits until the child, or what it becomes, lets it through."""
+    return lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+
+
 def adopt_orphans() -> None:
     """Descendants whose parent dies become our children instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from enum import Enum, auto
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn, Protocol
@@ -57,6 +58,7 @@ def run(
     grace_s: float = 0.0,
     stop_s: float = 0.0,
     on_signal: Callable[[], None] = lambda: None,
+    on_asked: Callable[[], None] = lambda: None,
 ) -> int:
     """Start the command, hand on its output and our signals, wait, and return an exit code as a shell counts it (128 + signal).
 
@@ -65,13 +67,13 @@ def run(
     started (``nohup``, or a script's ``&``) stay ignored. When this process is killed, the launcher gets SIGTERM by the kernel.
     ``on_signal`` is called at the first signal, before it is handed on: what is known then, the signal has not caused.
 
-    With ``stop_s`` the ranks know SIGUSR1 as a request to stop in order: a first SIGTERM or SIGUSR1 hands that on to them, and
-    ends the job as above if it has not ended ``stop_s`` later.
+    With ``stop_s`` the ranks (in relays) know SIGUSR1 as a request to stop in order: a first SIGTERM or SIGUSR1 hands that on to
+    them, as soon as there are some, and ends the job as above if it has not ended ``stop_s`` later. ``on_asked`` is called then.
     """
     write_files(command.files)
     patience_s = max(PATIENCE_S, grace_s + _LAUNCHERS_OWN_S)
     # Before the start: a signal in between must not leave a launcher without us.
-    with Forwarding(patience_s, on_signal, stop_s, passes_on=command.passes_on) as forwarding:
+    with Forwarding(patience_s, on_signal, stop_s, on_asked, passes_on=command.passes_on) as forwarding:
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -212,40 +214,46 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         patience_s: float = PATIENCE_S,
         on_signal: Callable[[], None] = lambda: None,
         stop_s: float = 0.0,
+        on_asked: Callable[[], None] = lambda: None,
         *,
         passes_on: bool = False,
     ) -> None:
         self._patience_s, self._on_signal = patience_s, on_signal
-        self._stop_s, self._passes_on = stop_s, passes_on
-        self._pid, self._is_ending, self._asked = 0, False, 0
+        self._stop_s, self._on_asked, self._passes_on = stop_s, on_asked, passes_on
+        self._pid, self._has_ranks = 0, False
+        self._state, self._asked = _State.RUNNING, 0
         self._stack = ExitStack()
         self.received: int | None = None
 
     @property
     def is_ending(self) -> bool:
         """Whether the job is to end, in order or not."""
-        return self._is_ending or bool(self._asked)
+        return self._state is not _State.RUNNING
 
     @property
     def was_asked(self) -> bool:
         """Whether a signal to us is why."""
-        return self.received is not None or bool(self._asked)
+        return self._asked != 0 or self.received is not None
 
     def attach(self, pid: int) -> None:
         """``pid`` leads a group of its own, and is not reaped before ``detach``."""
         self._pid = pid
-        if self._asked:
-            self._ask(self._asked)
         if self.received is not None:
             self.end()
 
     def detach(self) -> None:
         self._pid = 0
 
+    def started(self) -> None:
+        """A rank has begun: from now on the launcher, or its relay, hands on what we ask for."""
+        is_first, self._has_ranks = not self._has_ranks, True
+        if is_first and self._state is _State.ASKED:
+            self._pass_on()
+
     def end(self) -> None:
         """Politely, by force when ``patience_s`` is over. Asked for again, the time is not longer."""
-        if not self._is_ending:
-            self._is_ending = True
+        if self._state is not _State.ENDING:
+            self._state = _State.ENDING
             end_within(self._patience_s, self._tell)
 
     def _tell(self, number: int) -> None:
@@ -269,14 +277,14 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         self._stack.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            self._tell(signal.SIGKILL)
-        elif self._stop_s and number in self.ASKING and not self._asked:
-            self._asked = number
-            if self._pid:
-                self._ask(number)
-        elif number != signal.SIGUSR1:
+        if self._stop_s and number in self.ASKING and self._state is _State.RUNNING:
+            self._ask(number)
+        elif number not in self.SIGNALS:
+            return  # asked for already
+        elif self.received is None:
             self._end_by(number)
+        else:
+            self._tell(signal.SIGKILL)
 
     def _end_by(self, number: int) -> None:
         self.received = number
@@ -285,12 +293,28 @@ class Forwarding(AbstractContextManager["Forwarding"]):
             self.end()
 
     def _ask(self, number: int) -> None:
-        """Ask for a stop in order, and end the job if that comes to nothing. One rank that hears it is enough: they agree."""
+        """Ask for a stop in order, and end the job if that comes to nothing."""
+        self._state, self._asked = _State.ASKED, number
+        self._on_asked()
+        signal.signal(signal.SIGALRM, lambda *_: self._end_by(number) if self._state is _State.ASKED else None)
+        signal.setitimer(signal.ITIMER_REAL, self._stop_s)
+        if self._has_ranks:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """One rank that hears it is enough: they agree."""
         heard = [self._pid] if self._passes_on else linux.below(self._pid, RELAY)
         for pid in heard:
             linux.signal_one(pid, signal.SIGUSR1)
-        signal.signal(signal.SIGALRM, lambda *_: self._end_by(number))
-        signal.setitimer(signal.ITIMER_REAL, self._stop_s if heard else 1e-3)
+        if not heard:  # no rank is here, and the launcher hands nothing on
+            self._end_by(self._asked)
+
+
+class _State(Enum):
+    RUNNING = auto()
+    #: to stop in order
+    ASKED = auto()
+    ENDING = auto()
 
 
 def _forward(process: subprocess.Popen[bytes], on_event: Observer, forwarding: Forwarding, outlet: Outlet | None) -> None:
@@ -325,6 +349,8 @@ def _forward(process: subprocess.Popen[bytes], on_event: Observer, forwarding: F
                 for event in decoder.feed(data) if data else decoder.close():
                     if raised is not None:
                         break
+                    if isinstance(event, frames.Started):
+                        forwarding.started()
                     try:
                         wait_s = on_event(event, is_error)
                     except BaseException as error:

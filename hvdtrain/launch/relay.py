@@ -40,6 +40,7 @@ def wrap(job: Job, *, start: Sequence[str], share_devices: bool = False) -> Job:
     argv += ["--devices", ";".join(",".join(map(str, each)) for each in devices)] if any(devices) else []
     argv += ["--grace", str(job.grace_s)] if job.grace_s != GRACE_S else []
     argv += ["--share-devices"] if share_devices else []
+    argv += ["--stops"] if job.stop_s else []
     # Horovod's launcher goes on, in another folder, where it cannot enter the job's.
     argv += ["--chdir", job.cwd] if job.cwd and job.controller == "gloo" else []
     return replace(job, argv=(*argv, "--", *map(guarded, job.argv)), tagged=True)
@@ -88,8 +89,9 @@ class Wire:
 class Relay:
     """Runs one rank."""
 
-    def __init__(self, wire: Wire, grace_s: float) -> None:
-        self._wire, self._grace_s = wire, grace_s
+    def __init__(self, wire: Wire, grace_s: float, *, stops: bool = False) -> None:
+        self._wire, self._grace_s, self._stops = wire, grace_s, stops
+        self._early: list[int] = []
         self._keeper = os.getpid()  # made by the keeper, before it starts the process in which ``run`` is called
         self._was_left = False  # whether the keeper was killed, and that is why the rank ends
         self._child: subprocess.Popen[bytes] | None = None
@@ -97,7 +99,7 @@ class Relay:
         self._tail: list[str] = []
         self._said = ""  # the exception that the rank had told of by then
         self._words: dict[str, Any] = {}
-        self._is_stopped = False
+        self._is_suspended = False
         self._oom_before = linux.oom_kills()
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None]) -> int:
@@ -105,8 +107,9 @@ class Relay:
         linux.adopt_orphans()
         for number in keeper.ENDING:
             signal.signal(number, self._end)
-        for number in keeper.OTHERS:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._pass_on)
+        signal.signal(signal.SIGCONT, self._go_on)
         signal.signal(signal.SIGALRM, self._kill)
         ready()
         self._wire.started()
@@ -118,11 +121,13 @@ class Relay:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 close_fds=False,  # PMI talks through a descriptor that the launcher opened
-                preexec_fn=linux.dies_with_us(signal.SIGKILL),
+                preexec_fn=linux.dies_with_us(signal.SIGKILL, *((linux.holds(signal.SIGUSR1),) if self._stops else ())),
             )
         except OSError as error:
             return self._failed_to_start(argv, error)
-        if self._told:  # the signal came while we were starting it
+        for early in self._early:  # they came while we were starting it
+            self._child.send_signal(early)
+        if self._told:
             self._end(self._told, None)
         self._forward()
         code = self._child.wait()
@@ -214,10 +219,10 @@ class Relay:
     def _look(self) -> None:
         """Tell when somebody has stopped the rank (SIGSTOP), or lets it go on: it cannot do so itself."""
         assert self._child is not None
-        stopped = linux.is_stopped(self._child.pid)
-        if stopped != self._is_stopped:
-            self._is_stopped = stopped
-            self._wire.report({"stopped": stopped})
+        suspended = linux.is_stopped(self._child.pid)
+        if suspended != self._is_suspended:
+            self._is_suspended = suspended
+            self._wire.report({"suspended": suspended})
 
     # --- the end
 
@@ -239,13 +244,19 @@ class Relay:
             linux.kill_descendants(keep=self._child.pid)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGCONT and os.getppid() != self._keeper:
+        """To the rank alone: what it has started (loaders) may die of it."""
+        if self._child is None:
+            self._early.append(number)
+        else:
+            self._child.send_signal(number)
+
+    def _go_on(self, number: int, frame: FrameType | None) -> None:
+        """SIGCONT: somebody lets the rank go on; or the keeper is gone."""
+        if os.getppid() != self._keeper:
             self._was_left = self._was_left or not self._told
             self._end(signal.SIGTERM, frame)
-        elif self._child is not None and number == signal.SIGCONT:
+        elif self._child is not None:
             linux.signal_group(self._child.pid, number)
-        elif self._child is not None:  # to the rank alone: what it has started (loaders) may die of it
-            self._child.send_signal(number)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -257,6 +268,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--devices", default="")
     parser.add_argument("--grace", type=float, default=GRACE_S)
     parser.add_argument("--share-devices", action="store_true")
+    parser.add_argument("--stops", action="store_true", help="the rank waits for SIGUSR1, when it is ready")
     parser.add_argument("--chdir", default="")
     args = parser.parse_args(argv[:at])
     place = as_started(place_of(rank_of(os.environ), nodelist.tasks_per_node(args.slots)), os.environ)
@@ -277,9 +289,9 @@ def main(argv: Sequence[str]) -> int:
     def lost(number: int, told: int) -> None:
         wire.ended(128 + number, {"error": f"its relay was {failures.describe_signal(number)}"}, told=told)
 
-    relay = Relay(wire, args.grace)
+    relay = Relay(wire, args.grace, stops=args.stops)
     program = [unguarded(word) for word in argv[at + 1 :]]
-    return keeper.keep(lambda ready: relay.run(program, {**os.environ, **extra}, ready), lost)
+    return keeper.keep(lambda ready: relay.run(program, {**os.environ, **extra}, ready), lost, grace_s=args.grace)
 
 
 def _enter(folder: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from hvdtrain.errors import UsageError
 from hvdtrain.launch import failures
 from hvdtrain.launch.watch import Watch
+from hvdtrain.stops import EXIT_STOPPED
 
 _SEE_ABOVE = "see its message above"
 
@@ -37,15 +38,21 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
         return None
     why, hint = _why_gone(watch)
     code = failures.exit_code(found, code) if found else code
-    final = watch.was_signalled or code == UsageError.exit_code
+    final = watch.was_signalled or watch.was_asked or code == UsageError.exit_code
     if found:
-        if found[0].stopped:
-            return Verdict(found[0].error, found[0].hint, code, is_final=True, stopped=True)
+        if stopped := next(
+            (failure for failure in found if failure.stopped), None
+        ):  # all have agreed, or none goes on without it
+            return Verdict(stopped.error, stopped.hint, EXIT_STOPPED, is_final=True, stopped=True)
         if found[0].stalled and watch.stall():
             return Verdict(watch.stall(), found[0].hint, code, final)
         if why and all(failure.is_consequence for failure in found):
             return Verdict(f"{why}\n{failures.bystanders(found)}", hint, code, final)
         message = failures.report(found)
+        if watch.is_elastic:
+            again = f"go on from the last checkpoint: the same command with --run-dir {run_dir}" if run_dir else ""
+            message = f"{message}\nthe elastic job could not go on with the ranks that were left"
+            return Verdict(message, found[0].hint or again, code, final)
         return Verdict(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, code, final)
     uncalled = watch.uncalled(code)
     if uncalled is not None and uncalled.exit_code == code and not watch.was_signalled:

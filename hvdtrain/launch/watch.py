@@ -32,6 +32,8 @@ class Watch:
         self._started: dict[int, str] = {}
         #: whether a rank has failed by itself
         self.any_failed = False
+        #: whether somebody asked us for a stop in order
+        self.was_asked = False
         #: whether a rank was told to end, by whomever
         self.any_told = False
         self._ended: dict[int, Ended] = {}  # in the order in which we heard of it
@@ -40,7 +42,7 @@ class Watch:
         self._before_signal: list[Failure] | None = None
         self._last_line: dict[int, str] = {}
         self._standing: dict[int, tuple[float, Standing]] = {}  # with the time at which we heard of it
-        self._stopped: set[int] = set()
+        self._suspended: set[int] = set()
         self._missing = Missing()
 
     def see(self, event: Event) -> None:
@@ -49,8 +51,8 @@ class Watch:
                 self._last_line[rank] = text
             case Line(stream="err", text=text):
                 self._missing.read(text)
-            case Report(rank=rank, info=info) if "stopped" in info:
-                (self._stopped.add if info["stopped"] else self._stopped.discard)(rank)
+            case Report(rank=rank, info=info) if "suspended" in info:
+                (self._suspended.add if info["suspended"] else self._suspended.discard)(rank)
             case Report(rank=rank, host=host, info=info):
                 self._stands(rank, host, info)
             case Started(rank=rank, host=host):
@@ -82,7 +84,7 @@ class Watch:
             for rank, host in self._started.items()
             if rank not in standing
         }
-        stopped = {rank: f"on {self._started.get(rank, '?')} is stopped (SIGSTOP, or a debugger)" for rank in self._stopped}
+        stopped = {rank: f"on {self._started.get(rank, '?')} is stopped (SIGSTOP, or a debugger)" for rank in self._suspended}
         there = [one for rank, one in standing.items() if rank not in stopped]
         return f"no progress for {longest:.0f} s\n{explain(there, others | stopped, self._missing.ranks)}"
 
@@ -101,6 +103,10 @@ class Watch:
     def signalled(self) -> None:
         """A signal is about to end the job: what is said from now on is its consequence."""
         self._before_signal = self._found(with_files=not self._started)  # reading files may take long, and relays told us all
+
+    def asked(self) -> None:
+        """The job was asked to stop in order: whatever comes now, it is not to be started again."""
+        self.was_asked = True
 
     @property
     def was_signalled(self) -> bool:

@@ -382,7 +382,7 @@ def test_a_rank_that_somebody_stops_is_told_of_and_also_that_it_goes_on(tmp_path
     time.sleep(1.5)
     running.terminate()
     _, events = finish(running)
-    assert [event.info for event in events if isinstance(event, frames.Report)] == [{"stopped": True}, {"stopped": False}]
+    assert [event.info for event in events if isinstance(event, frames.Report)] == [{"suspended": True}, {"suspended": False}]
 
 
 def test_words_of_a_rank_that_lives_are_passed_on_at_once_and_are_not_its_last_ones() -> None:

@@ -88,7 +88,7 @@ def test_a_job_that_does_not_move_is_judged_by_what_its_ranks_said_also_by_a_sto
         watch.see(Started(rank, host))
     watch.see(Report(3, "node3", record(replace(LOADS, rank=3))))  # and then it moved on, and lost its host
     now[0] = 100.0
-    for event in Decoder().feed(b"".join(encode_report(2, "node2", {"stopped": True}))):
+    for event in Decoder().feed(b"".join(encode_report(2, "node2", {"suspended": True}))):
         watch.see(event)
     watch.see(Report(1, "node1", record(replace(WAITS, rank=1, seconds=30.0))))
     last = {"code": 124, "told": 0, "time": 5.0, "phase": "training step", "error": "no progress", "hint": "raise it"}
