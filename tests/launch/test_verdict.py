@@ -43,6 +43,17 @@ CASES: dict[str, tuple[Job, int, tuple[Event, ...], Verdict | None]] = {
         Verdict("rank 1 on node2 failed first in phase 'train': ValueError: mine", "do", 3),
     ),
     "an elastic job outlives a rank": (ELASTIC, 0, (*ALL_STARTED, FAILED), None),
+    "an elastic job that is given up": (
+        ELASTIC,
+        1,
+        (*ALL_STARTED, FAILED),
+        Verdict(
+            "rank 1 on node2 failed first in phase 'train': ValueError: mine\n"
+            "the elastic job could not go on with the ranks that were left",
+            "do",
+            3,
+        ),
+    ),
     "a host is silent": (
         JOB,
         1,
