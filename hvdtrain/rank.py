@@ -17,10 +17,11 @@ from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.failures import JOB_VARIABLE
 from hvdtrain.launch.frames import RUNNING, WORDS_WANTED, words_line
+from hvdtrain.launch.stall import Stall
 from hvdtrain.progress import HERE
 from hvdtrain.rundir import RunDir, write_json
 from hvdtrain.stops import StopNow, StoppedError
-from hvdtrain.watchdog import Stall, Watchdog
+from hvdtrain.watchdog import Watchdog
 from hvdtrain.world import World
 
 #: The exit code of a rank that did not get on, as that of timeout(1).
@@ -85,7 +86,7 @@ def watched(rank: Rank, limit_s: float, *, ends: bool) -> Iterator[None]:
         if not (final and ends):
             _tell_relay({**words, RUNNING: True})
         if final and not ends:
-            _print(rank, "Warning", text, hint, "" if stall.wait and stall.certain else stall.stacks)
+            _print(rank, "Warning", text, hint, "" if stall.waits else stall.stacks)
         elif final:
             rank.is_ending = True
             _tell_relay(words)

@@ -14,10 +14,9 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from hvdtrain.launch.stall import Stall
 from hvdtrain.progress import Progress
 
 #: Before training begins, data are prepared, models built and compiled: everything may take this much longer.
@@ -30,34 +29,6 @@ _TICK_S = 0.5
 
 #: Whose data loading it is that a step waits for.
 LOADER_THREAD = "hvdtrain-loader"
-
-
-@dataclass(frozen=True)
-class Stall:
-    """Where a rank stands that has not moved for ``seconds``. ``wait`` is empty outside of a collective.
-
-    ``at`` is the line of the user's code, else of any, that it is in; ``stacks`` are those of all threads.
-    """
-
-    phase: str
-    step: int | None
-    seconds: float
-    wait: str
-    certain: bool
-    at: str
-    stacks: str
-
-    def to_record(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def text(self) -> str:
-        """One sentence without a subject."""
-        step = "" if self.step is None else f" (step {self.step})"
-        if self.wait and self.certain:
-            return f"waits in {self.wait}{step}"
-        inside = f", perhaps waiting in {self.wait}" if self.wait else ""
-        return f"is in phase '{self.phase}'{step}{inside}: {self.at}"
 
 
 class Watchdog:

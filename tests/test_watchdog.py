@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from hvdtrain.launch.stall import Stall
 from hvdtrain.progress import Progress
-from hvdtrain.watchdog import LOADER_THREAD, Stall, Watchdog, is_users, place, thread_stacks
+from hvdtrain.watchdog import LOADER_THREAD, Watchdog, is_users, place, thread_stacks
 
 
 class Heard:
@@ -79,7 +80,7 @@ def test_data_loading_is_looked_for_in_the_loaders_thread():
     finally:
         done.set()
         thread.join()
-    assert stall.text.startswith("is in phase 'data loading' (step 12): tests/test_watchdog.py:")
+    assert stall.text.startswith("is in data loading (step 12): tests/test_watchdog.py:")
     assert stall.at.endswith("in hang_in_user_code")
     assert stall.stacks.startswith(f"{LOADER_THREAD}:\n")
 

@@ -1,10 +1,10 @@
-"""Who waits for whom, from what the ranks of a job that does not move said of themselves. Standard library only."""
+"""A rank that does not get on, as it says itself; and who waits for whom, from what all ranks said. Standard library only."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 _STACK_LINES = 60
@@ -12,37 +12,98 @@ _RANK = re.compile(r"([0-9]+): \[(.*)\]")
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a rank stands: ``watchdog.Stall``, as its relay passed it on."""
+class Stall:
+    """Where a rank stands that has not moved for ``seconds``. ``wait`` is empty outside of a collective, and not ``certain`` where
+    the same call also computes. ``at`` is the line of the user's code, else of any, that it is in; ``stacks`` are those of all threads.
+    """
 
-    rank: int
-    host: str
-    phase: str
-    step: int | None
-    seconds: float
-    wait: str
-    certain: bool
-    at: str
-    stacks: str
+    phase: str = ""
+    step: int | None = None
+    seconds: float = 0.0
+    wait: str = ""
+    certain: bool = True
+    at: str = ""
+    stacks: str = ""
+
+    def to_record(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_record(cls, rank: int, host: str, record: Mapping[str, Any]) -> Standing:
-        step, seconds = record.get("step"), record.get("seconds")
-        return cls(
-            rank,
-            host,
-            phase=str(record.get("phase") or ""),
-            step=step if isinstance(step, int) else None,
-            seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
-            wait=str(record.get("wait") or ""),
-            certain=record.get("certain") is not False,
-            at=str(record.get("at") or ""),
-            stacks=str(record.get("stacks") or ""),
-        )
+    def from_record(cls, record: Mapping[str, Any]) -> Stall:
+        """What is missing or of another type is left empty: the rank is not well."""
+        fields = {name: record[name] for name, kind in _KINDS.items() if isinstance(record.get(name), kind)}
+        return cls(**fields)
 
     @property
-    def of_step(self) -> str:
-        return "" if self.step is None else f" (step {self.step})"
+    def waits(self) -> bool:
+        """Whether it certainly waits for other ranks."""
+        return bool(self.wait) and self.certain
+
+    @property
+    def text(self) -> str:
+        """One sentence without a subject."""
+        step = "" if self.step is None else f" (step {self.step})"
+        if self.waits:
+            return f"waits in {self.wait}{step}"
+        inside = f", computing or waiting in {self.wait}" if self.wait else ""
+        return f"is in {self.phase}{step}{inside}: {self.at}"
+
+
+_KINDS = {
+    "phase": str,
+    "step": int,
+    "seconds": int | float,
+    "wait": str,
+    "certain": bool,
+    "at": str,
+    "stacks": str,
+}
+
+
+class Standings:
+    """What is known of the ranks of a job that may not move: feed it what they and their relays say."""
+
+    def __init__(self) -> None:
+        self._stalls: dict[int, tuple[float, Stall]] = {}  # with the time at which we heard of it
+        self._suspended: set[int] = set()
+        self._missing = Missing()
+
+    def hear(self, rank: int, info: Mapping[str, Any], now: float) -> None:
+        """A report or the last words of a rank."""
+        if "suspended" in info:
+            (self._suspended.add if info["suspended"] else self._suspended.discard)(rank)
+        if isinstance(stall := info.get("stall"), Mapping):
+            self._stalls[rank] = now, Stall.from_record(stall)
+
+    def read(self, text: str) -> None:
+        """A line of a rank's stderr."""
+        self._missing.read(text)
+
+    def explain(self, started: Mapping[int, str], ended: Collection[int]) -> str:
+        """Who waits for whom, in several lines; empty if no rank has said that it does not get on.
+
+        Args:
+            started: the host of each rank.
+            ended: ranks that are gone.
+        """
+        if not self._stalls:
+            return ""
+        longest = max(stall.seconds for _, stall in self._stalls.values())
+        newest = max(heard for heard, _ in self._stalls.values())
+        # What a rank said before it moved on is old by now.
+        standing = {rank: stall for rank, (heard, stall) in self._stalls.items() if heard >= newest - longest}
+        for rank in self._suspended:
+            standing.pop(rank, None)
+        others = {rank: _silence(rank, host, self._suspended, ended) for rank, host in started.items() if rank not in standing}
+        return f"no progress for {longest:.0f} s\n{explain(standing, started, others, self._missing.ranks)}"
+
+
+def _silence(rank: int, host: str, suspended: Collection[int], ended: Collection[int]) -> str:
+    if rank in suspended:
+        return f"on {host} is stopped (SIGSTOP, or a debugger)"
+    if rank in ended:
+        return f"on {host} was ended"
+    return f"on {host} says nothing: is the host, or its network, down? or does native code keep Python's lock (stacks above)?"
 
 
 class Missing:
@@ -65,43 +126,37 @@ class Missing:
             self.ranks = {}
 
 
-def explain(standing: Sequence[Standing], others: Mapping[int, str], missing: Mapping[int, str]) -> str:
+def explain(
+    standing: Mapping[int, Stall], hosts: Mapping[int, str], others: Mapping[int, str], missing: Mapping[int, str]
+) -> str:
     """Several lines: who waits in which collective, then who does not, with the stacks of the likely cause.
 
     Args:
         others: ranks that said nothing, each with what is known of it ("on node2 is stopped").
         missing: ranks that did not bring tensors which others wait for, with their names, as Horovod's coordinator said.
     """
-    waiting: dict[str, list[Standing]] = {}
-    elsewhere: list[Standing] = []
-    for one in sorted(standing, key=lambda one: one.rank):
-        if one.wait and (one.certain or (one.rank not in missing and (missing or others))):
-            waiting.setdefault(f"in {one.wait}{one.of_step}", []).append(one)
+    waiting: dict[str, list[int]] = {}
+    elsewhere: list[int] = []
+    somewhere_else = bool(others) or any(not stall.wait for stall in standing.values())
+    for rank, stall in sorted(standing.items()):
+        # One that computes or waits is taken to wait where Horovod misses others, or where somebody certainly is elsewhere.
+        if stall.waits or (stall.wait and (rank not in missing if missing else somewhere_else)):
+            step = "" if stall.step is None else f" (step {stall.step})"
+            waiting.setdefault(f"in {stall.wait}{step}", []).append(rank)
         else:
-            elsewhere.append(one)
-    unsure = [one for one in elsewhere if one.wait]
-    if len(unsure) < len(elsewhere):  # somebody is certainly elsewhere: the others wait for that one
-        for one in unsure:
-            waiting.setdefault(f"in {one.wait}{one.of_step}", []).append(one)
-        elsewhere = [one for one in elsewhere if not one.wait]
-    lines = [f"{ranks([one.rank for one in group])} wait{'s' * (len(group) == 1)} {where}" for where, group in waiting.items()]
-    for one in elsewhere:
-        lines.append(f"rank {one.rank} on {one.host} {_is_at(one)}{_lacks(one.rank, missing)}")
+            elsewhere.append(rank)
+    lines = [f"{ranks(group)} wait{'s' * (len(group) == 1)} {where}" for where, group in waiting.items()]
+    lines += [f"rank {rank} on {hosts.get(rank, '?')} {standing[rank].text}{_lacks(rank, missing)}" for rank in elsewhere]
     lines += [f"rank {rank} {what}{_lacks(rank, missing)}" for rank, what in sorted(others.items())]
     causes = elsewhere or (min(waiting.values(), key=len)[:1] if len(waiting) > 1 else [])
-    for one in causes[:2]:
-        stacks = one.stacks.rstrip().splitlines()
+    for rank in causes[:2]:
+        stacks = standing[rank].stacks.rstrip().splitlines()
         lines += [
             "",
-            f"    stacks of rank {one.rank}, the innermost call last:",
+            f"    stacks of rank {rank}, the innermost call last:",
             *(f"    {line}" for line in stacks[:_STACK_LINES]),
         ]
     return "\n".join(lines)
-
-
-def _is_at(one: Standing) -> str:
-    inside = f", computing or waiting in {one.wait}" if one.wait else ""
-    return f"is in {one.phase}{one.of_step}{inside}: {one.at}"
 
 
 def _lacks(rank: int, missing: Mapping[int, str]) -> str:
@@ -116,10 +171,8 @@ def ranks(numbers: Sequence[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    words = [
-        word
-        for first, last in runs
-        for word in ([str(first)] if first == last else [str(first), str(last)] if last == first + 1 else [f"{first}-{last}"])
-    ]
+    words: list[str] = []
+    for first, last in runs:
+        words += [f"{first}-{last}"] if last > first + 1 else map(str, range(first, last + 1))
     listed = ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) > 1 else words[0]
     return f"rank{'s' * (len(numbers) > 1)} {listed}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.launch import Job, failures, place
 from hvdtrain.launch.failures import Failure
 from hvdtrain.launch.frames import Ended, Event, Line, Report, Started
-from hvdtrain.launch.stall import Missing, Standing, explain
+from hvdtrain.launch.stall import Standings
 
 
 class Watch:
@@ -41,52 +40,31 @@ class Watch:
         self._ended_at: dict[int, float] = {}
         self._before_signal: list[Failure] | None = None
         self._last_line: dict[int, str] = {}
-        self._standing: dict[int, tuple[float, Standing]] = {}  # with the time at which we heard of it
-        self._suspended: set[int] = set()
-        self._missing = Missing()
+        self._standings = Standings()
 
     def see(self, event: Event) -> None:
         match event:
             case Line(rank=rank, text=text, stream="out") if text.strip():
                 self._last_line[rank] = text
             case Line(stream="err", text=text):
-                self._missing.read(text)
-            case Report(rank=rank, info=info) if "suspended" in info:
-                (self._suspended.add if info["suspended"] else self._suspended.discard)(rank)
-            case Report(rank=rank, host=host, info=info):
-                self._stands(rank, host, info)
+                self._standings.read(text)
+            case Report(rank=rank, info=info):
+                self._standings.hear(rank, info, self._clock())
             case Started(rank=rank, host=host):
                 self._started[rank] = host
                 self._began_at = self._clock() if self._began_at is None else self._began_at
             case Ended(rank=rank):
                 self._ended[rank] = event
-                self._ended_at[rank] = self._clock()
-                self._stands(rank, event.host, event.info)
+                self._ended_at[rank] = now = self._clock()
+                self._standings.hear(rank, event.info, now)
                 self.any_failed |= _is_failure(event)
                 self.any_told |= bool(event.info.get("told"))
             case _:
                 pass
 
-    def _stands(self, rank: int, host: str, info: Mapping[str, Any]) -> None:
-        if isinstance(stall := info.get("stall"), Mapping):
-            self._standing[rank] = self._clock(), Standing.from_record(rank, host, stall)
-
     def stall(self) -> str:
         """Who waits for whom in a job that does not move, as far as its ranks have said; empty if none has."""
-        if not self._standing:
-            return ""
-        longest = max(one.seconds for _, one in self._standing.values())
-        newest = max(heard for heard, _ in self._standing.values())
-        # What a rank said before it moved on is old by now.
-        standing = {rank: one for rank, (heard, one) in self._standing.items() if heard >= newest - longest}
-        others = {
-            rank: f"on {host} " + ("was ended" if rank in self._ended else "says nothing: is the host, or its network, down?")
-            for rank, host in self._started.items()
-            if rank not in standing
-        }
-        stopped = {rank: f"on {self._started.get(rank, '?')} is stopped (SIGSTOP, or a debugger)" for rank in self._suspended}
-        there = [one for rank, one in standing.items() if rank not in stopped]
-        return f"no progress for {longest:.0f} s\n{explain(there, others | stopped, self._missing.ranks)}"
+        return self._standings.explain(self._started, self._ended.keys())
 
     def misplaced(self) -> str:
         """A sentence if the ranks that have started are not where they were planned, else empty."""
