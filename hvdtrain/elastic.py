@@ -41,7 +41,7 @@ class Change:
     def text(self, ranks: int, step: int) -> str:
         """One line, once training goes on."""
         who = [_listed(self.gone, "is gone", "are gone"), _listed(self.joined, "joined", "joined")]
-        why = "; ".join(filter(None, who)) or "no rank was lost"
+        why = "; ".join(filter(None, who)) or "the hosts changed, and no rank with them"
         go_on = f"{ranks} ranks go" if ranks > 1 else "1 rank goes"
         return f"{why}; {go_on} on at step {step} (after {time.monotonic() - self.began_at:.1f} s)"
 

@@ -35,14 +35,16 @@ def cluster() -> Iterator[Cluster]:
 def _table() -> Iterator[None]:
     yield
     if ROWS:
-        head = f"{'fault':28} {'launcher':20} {'goes on after':>13} {'ranks':>7} {'code':>4} {'lost':>4} {'twice':>5} {'left':>4}"
+        head = (
+            f"{'fault':28} {'launcher':20} {'goes on after':>13} {'ranks':>7} {'code':>4} {'lost':>4} {'twice':>5} {'left':>4}"
+        )
         print("\n" + "\n".join([f"{head}  what it says", *ROWS]))
 
 
 class Elastic:
     """A job on hosts that a file names, and the faults that it has outlived."""
 
-    def __init__(self, cluster: Cluster, folder: Path, framework: str, hosts: str) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, framework: str, hosts: str, *cool_down: str) -> None:
         self.cluster, self.folder, self.framework, self.out = cluster, folder, framework, folder / "out"
         self.faults: list[tuple[str, float, str, str]] = []
         (folder / "discover.sh").write_text("#!/bin/sh\ncat hosts\n")
@@ -50,6 +52,8 @@ class Elastic:
         self.hosts(hosts)
         options = ["--min-np", "1", "--max-np", "4", "--host-discovery-script", "./discover.sh", "--nic", "eth0"]
         recipe = [str(RECIPE), "--set", f"framework={framework}", "--set", f"out={self.out}", "--set", "pause=0.1"]
+        for word in ("--blacklist-cooldown-range", *cool_down) if cool_down else ():
+            options.append(f"--launcher-arg={word}")
         start = [sys.executable, "-m", "hvdtrain", "run", "-np", "3", *options, "--env", f"PYTHONPATH={ROOT}"]
         self.job = Running(cluster, folder, [*start, *recipe, "--set", "epochs=1000", "--run-dir", "run"])
 
@@ -58,7 +62,16 @@ class Elastic:
         (self.folder / "new").write_text("".join(f"{name}:1\n" for name in names.split()))
         (self.folder / "new").rename(self.folder / "hosts")
 
+    def begins(self) -> None:
+        """Until a first epoch is over."""
+        self.job.wait_for("step ")
+        deadline = time.monotonic() + 60
+        while max((int(str(line["step"])) for line in self.lines()), default=0) < 20:
+            assert time.monotonic() < deadline, self.job.text
+            time.sleep(0.1)
+
     def outlives(self, name: str, fault: Callable[[], object], says: str, ranks: str) -> None:
+        """``says`` begins the line that tells of it, ``ranks`` are those before and after: 3>2."""
         before = len(self.job.text)
         at = time.time()
         fault()
@@ -86,7 +99,9 @@ class Elastic:
         lost, twice = elastic.lost_and_repeated(self.out, expected)
         for name, seconds, ranks, says in self.faults:
             launcher = f"elastic ({self.framework})"
-            row = f"{name:28} {launcher:20} {seconds:>11.1f} s {ranks:>7} {code!s:>4} {lost:>4} {twice:>5} {len(left):>4}  {says}"
+            row = (
+                f"{name:28} {launcher:20} {seconds:>11.1f} s {ranks:>7} {code!s:>4} {lost:>4} {twice:>5} {len(left):>4}  {says}"
+            )
             ROWS.append(row)
             print(row)
         assert code == 0, self.job.text
@@ -108,24 +123,25 @@ def rank_of(job: Running, node: str) -> int:
 
 
 def test_a_rank_is_killed_a_host_joins_and_leaves(cluster: Cluster, tmp_path: Path) -> None:
-    made = Elastic(cluster, tmp_path, "torch", "node1 node2 node3")
+    made = Elastic(cluster, tmp_path, "torch", "node1 node2 node3", "2", "4")
     with closing(made.job) as job:
-        job.wait_for("epoch 2/")
+        made.begins()
         worker = re.search(r"\[0 (node\d)\]", job.text)
         assert worker is not None
         node = next(name for name in ("node2", "node3") if name != worker.group(1))
         made.outlives(
             "kill -9 a worker", lambda: os.kill(rank_of(job, node), signal.SIGKILL), rf"rank \d on {node} is gone", "3>2"
         )
-        made.outlives("a host joins", lambda: made.hosts("node1 node2 node3 node4"), r"rank \d on node4 joined", "2>3")
-        made.outlives("a host leaves the list", lambda: made.hosts("node1 node2 node3"), r"rank \d on node4 is gone", "3>2")
+        made.outlives("its host has cooled down", lambda: None, rf"rank \d on {node} joined", "2>3")
+        made.outlives("a host joins", lambda: made.hosts("node1 node2 node3 node4"), r"rank \d on node4 joined", "3>4")
+        made.outlives("a host leaves the list", lambda: made.hosts("node1 node2 node3"), r"rank \d on node4 is gone", "4>3")
         made.ends_well()
 
 
 def test_the_primary_is_killed_and_a_host_loses_its_power(cluster: Cluster, tmp_path: Path) -> None:
     made = Elastic(cluster, tmp_path, "keras", "node1 node2 node3")
     with closing(made.job) as job:
-        job.wait_for("epoch 2/")
+        made.begins()
         primary = re.search(r"\[0 (node\d)\]", job.text)
         assert primary is not None
         node = primary.group(1)

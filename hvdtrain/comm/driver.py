@@ -17,9 +17,9 @@ from typing import Any
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.progress import HERE
 
-#: How long ranks that are ready wait for those that are being started, before they ask the driver who is still expected: it
-#: knows of processes that have ended.
-PATIENCE_S = 20.0
+#: How long ranks that are ready wait for those that are being started, before they ask the driver for their places anew: it
+#: answers when those are ready too, or have ended. It takes longer for a rank to start; for ranks that were there, it is enough.
+PATIENCE_S = 3.0
 #: How much longer the others wait for what rank 0 says then.
 _MARGIN_S = 10.0
 #: How long the driver may take: it waits for enough hosts, 600 s unless HOROVOD_ELASTIC_TIMEOUT says otherwise.
@@ -111,9 +111,12 @@ class _Driver:
         self._ask("PUT", f"{_SCOPE}/{rank}", b"ready")
         with HERE.waits("the ranks that are not ready yet"):
             if rank:
-                return self._poll(f"{_SCOPE}/all", PATIENCE_S + _MARGIN_S) == b"yes"
+                if (said := self._poll(f"{_SCOPE}/all", PATIENCE_S + _MARGIN_S)) is None:
+                    self._ask("PUT", f"{_SCOPE}/all", b"no")  # rank 0 may still come
+                return said == b"yes"
             ends_at = time.monotonic() + PATIENCE_S
             came = all(self._poll(f"{_SCOPE}/{other}", ends_at - time.monotonic()) for other in range(1, size))
+            came = came and self._ask("GET", f"{_SCOPE}/all") is None
             self._ask("PUT", f"{_SCOPE}/all", b"yes" if came else b"no")
             return came
 
