@@ -119,3 +119,22 @@ def test_the_others_go_on_when_a_rank_dies_and_when_one_dies_while_it_starts(job
     assert sizes(answers[0]) == ["0/2", "1/2"]
     job.orders["b"].put("137")
     assert job.meet("a") == {"a": "0/1"}
+
+
+def test_a_list_of_hosts_may_be_empty_for_a_while(job: Job):
+    job.meet("ab")
+    for hosts in ({"a": 1}, {}):
+        job.hosts.set(hosts)
+        time.sleep(1.2)
+    meeting: list[dict[str, str]] = []
+    waiting = threading.Thread(target=lambda: meeting.append(job.meet("ab")))
+    waiting.start()
+    time.sleep(0.5)
+    assert not meeting, "they went on without hosts"
+    job.hosts.set({"a": 1, "c": 1})
+    job.wait_for("c")
+    job.orders["c"].put("meet")
+    waiting.join(20)
+    places = {**meeting[0], **dict([job.places.get(timeout=5)])}
+    assert places.pop("b") == "left out"
+    assert sizes(places) == ["0/2", "1/2"]  # the driver has forgotten who came first
