@@ -36,12 +36,14 @@ class Change:
 
     gone: tuple[str, ...]
     joined: tuple[str, ...]
+    #: why the last round ended
+    cause: str
     began_at: float
 
     def text(self, ranks: int, step: int) -> str:
         """One line, once training goes on."""
         who = [_listed(self.gone, "is gone", "are gone"), _listed(self.joined, "joined", "joined")]
-        why = "; ".join(filter(None, who)) or "the hosts changed, and no rank with them"
+        why = "; ".join(filter(None, who)) or f"{self.cause}; all ranks are there again"
         go_on = f"{ranks} ranks go" if ranks > 1 else "1 rank goes"
         return f"{why}; {go_on} on at step {step} (after {time.monotonic() - self.began_at:.1f} s)"
 
@@ -56,7 +58,7 @@ def rounds(rank: Rank, framework: str, hosts: HostChanges, body: Callable[[Chang
         Exception: what ends this rank itself; the others of an elastic job go on without it.
     """
     members: Members = {}
-    began_at, last, tries = 0.0, "", 0
+    cause, began_at, last, tries = "", 0.0, "", 0
     again = False
     if rank.world.elastic:
         hosts.listen()
@@ -68,24 +70,24 @@ def rounds(rank: Rank, framework: str, hosts: HostChanges, body: Callable[[Chang
                 body(None)
                 return
             before, members = members, _members(rank.comm)
-            change = Change(_labels(before, members), _labels(members, before), began_at) if again else None
-            again = True
+            change = Change(_labels(before, members), _labels(members, before), cause, began_at) if before else None
             body(change)
             return
         except LeftOutError:
             say(f"rank {rank.world.rank} on {socket.gethostname()} leaves: its host is no longer one of the job's")
             return
         except HostsChangedError:
-            last, tries = "", 0
+            cause, last, tries = "hosts came or went", "", 0
         except Exception as error:
-            if not (rank.world.elastic and again and start.lost_peers(error)):
+            if not (rank.world.elastic and start.lost_peers(error)):
                 raise
+            cause = "a rank did not answer"
             place = f"{HERE.step} {sorted(members)}"
             tries = tries + 1 if place == last else 1
             last = place
             if tries >= _TRIES:  # nobody is lost: it is this step
                 raise
-        began_at = time.monotonic()
+        again, began_at = True, time.monotonic()
         hosts.noticed = False  # the next round has all hosts that the driver knows of when the ranks meet
         _leave(rank)
 
