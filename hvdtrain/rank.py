@@ -77,17 +77,21 @@ def fail(rank: Rank, error: BaseException) -> int:
 
 @contextlib.contextmanager
 def watched(rank: Rank, limit_s: float, *, ends: bool) -> Iterator[None]:
-    """While this is open, a rank that does not get on for ``limit_s`` explains itself, and ends the job if it ``ends``."""
+    """While this is open, a rank that does not get on for ``limit_s`` explains itself, and ends the job if it ``ends``.
+
+    In an elastic job it ends itself alone: one that waits for others goes on without them when they are gone.
+    """
 
     def stalled(stall: Stall, final: bool) -> None:
+        fatal = final and ends and not (rank.world.elastic and stall.waits)
         text = f"no progress for {stall.seconds:.0f} s (--stall-timeout): {stall.text}"
         hint = "if this may take so long, raise --stall-timeout"
         words = _words(rank, text, hint, stall.stacks, EXIT_STALLED) | {"stall": stall.to_record()}
-        if not (final and ends):
+        if not fatal:
             _tell_relay({**words, RUNNING: True})
-        if final and not ends:
+        if final and not fatal:
             _print(rank, "Warning", text, hint, "" if stall.waits else stall.stacks)
-        elif final:
+        elif fatal:
             rank.is_ending = True
             _tell_relay(words)
             _write_down(rank, words)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -36,3 +38,25 @@ def test_an_error_that_only_misses_another_rank_is_told_from_a_rank_s_own():
         assert start.lost_peers(error)
     for error in (RuntimeError("shut down"), ValueError("Mismatched shapes"), None):
         assert not start.lost_peers(error)
+
+
+STANDS_STILL = """
+import time
+from hvdtrain.progress import HERE
+from hvdtrain.rank import Rank, watched
+from hvdtrain.world import World
+
+HERE.step = 5
+with watched(Rank(World(0, 2, elastic=True)), 0.4, ends=True):
+    with HERE.waits("allreduce of layer.weight"):
+        time.sleep(1.2)
+    print("alive", flush=True)
+    time.sleep(30)
+"""
+
+
+def test_a_rank_that_does_not_get_on_ends_and_those_that_wait_for_it_do_not():
+    done = subprocess.run([sys.executable, "-c", STANDS_STILL], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (124, "alive\n"), done.stderr
+    assert "Warning: rank 0 on" in done.stderr
+    assert "waits in allreduce of layer.weight" in done.stderr
