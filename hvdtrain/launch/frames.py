@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import select
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,6 +92,18 @@ def encode(rank: int, host: str, kind: Kind, text: str, *, progress: bool = Fals
         head = f"{START}{rank} {kind}{flag} {host}".encode("utf-8", "backslashreplace")
         tail = f"{TEXT}{piece}\n".encode("utf-8", "backslashreplace")
         yield head.ljust(MIN_FRAME - len(tail)) + tail
+
+
+def blocks(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The frames, several in one write as long as that is atomic."""
+    block = b""
+    for part in parts:
+        if block and len(block) + len(part) > select.PIPE_BUF:
+            yield block
+            block = b""
+        block += part
+    if block:
+        yield block
 
 
 def encode_ended(rank: int, host: str, info: Mapping[str, Any]) -> Iterator[bytes]:

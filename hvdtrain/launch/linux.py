@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
@@ -112,6 +115,14 @@ def descendants(pid: int) -> list[int]:
         found += [child for child in children if is_alive(child)]
         queue += children
     return found
+
+
+def unread(fd: int) -> int:
+    """Bytes that were written to a pipe and not read yet; 0 for what is no pipe."""
+    try:
+        return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 def oom_kills() -> int | None:

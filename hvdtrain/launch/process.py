@@ -67,8 +67,9 @@ def run(
     started (``nohup``, or a script's ``&``) stay ignored. When this process is killed, the launcher gets SIGTERM by the kernel.
     ``on_signal`` is called at the first signal, before it is handed on: what is known then, the signal has not caused.
 
-    With ``stop_s`` the ranks (in relays) know SIGUSR1 as a request to stop in order: a first SIGTERM or SIGUSR1 hands that on to
-    them, as soon as there are some, and ends the job as above if it has not ended ``stop_s`` later. ``on_asked`` is called then.
+    SIGUSR1 is handed on to the ranks. With ``stop_s`` they (in relays) know it as a request to stop in order: a first SIGTERM or
+    SIGUSR1 hands that on to them, and ends the job as above if it has not ended ``stop_s`` later, or at once if no rank has begun.
+    ``on_asked`` is called then.
     """
     write_files(command.files)
     patience_s = max(PATIENCE_S, grace_s + _LAUNCHERS_OWN_S)
@@ -246,9 +247,7 @@ class Forwarding(AbstractContextManager["Forwarding"]):
 
     def started(self) -> None:
         """A rank has begun: from now on the launcher, or its relay, hands on what we ask for."""
-        is_first, self._has_ranks = not self._has_ranks, True
-        if is_first and self._state is _State.ASKED:
-            self._pass_on()
+        self._has_ranks = True
 
     def end(self) -> None:
         """Politely, by force when ``patience_s`` is over. Asked for again, the time is not longer."""
@@ -266,7 +265,7 @@ class Forwarding(AbstractContextManager["Forwarding"]):
     def __enter__(self) -> Forwarding:
         self._stack.callback(signal.signal, signal.SIGALRM, signal.getsignal(signal.SIGALRM))
         self._stack.callback(signal.setitimer, signal.ITIMER_REAL, 0)
-        for number in {*self.SIGNALS, *(self.ASKING if self._stop_s else ())}:
+        for number in {*self.SIGNALS, *self.ASKING}:
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
@@ -280,7 +279,8 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         if self._stop_s and number in self.ASKING and self._state is _State.RUNNING:
             self._ask(number)
         elif number not in self.SIGNALS:
-            return  # asked for already
+            if not self._stop_s and self._has_ranks:  # else it was asked for already
+                self._pass_on(number)
         elif self.received is None:
             self._end_by(number)
         else:
@@ -298,16 +298,15 @@ class Forwarding(AbstractContextManager["Forwarding"]):
         self._on_asked()
         signal.signal(signal.SIGALRM, lambda *_: self._end_by(number) if self._state is _State.ASKED else None)
         signal.setitimer(signal.ITIMER_REAL, self._stop_s)
-        if self._has_ranks:
-            self._pass_on()
+        if not (self._has_ranks and self._pass_on(signal.SIGUSR1)):  # nobody has begun, or can be asked
+            self._end_by(number)
 
-    def _pass_on(self) -> None:
-        """One rank that hears it is enough: they agree."""
+    def _pass_on(self, number: int) -> bool:
+        """To the ranks; whether there is anybody who takes it. One that hears of a stop is enough: they agree."""
         heard = [self._pid] if self._passes_on else linux.below(self._pid, RELAY)
         for pid in heard:
-            linux.signal_one(pid, signal.SIGUSR1)
-        if not heard:  # no rank is here, and the launcher hands nothing on
-            self._end_by(self._asked)
+            linux.signal_one(pid, number)
+        return bool(heard)
 
 
 class _State(Enum):

@@ -14,8 +14,9 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -56,14 +57,22 @@ def unguarded(word: str) -> str:
 
 
 class Wire:
-    """What the launcher reads: frames on our stdout. ``lost`` once nobody reads any more."""
+    """What the launcher reads: frames on our stdout. ``lost`` once nobody reads any more.
 
-    def __init__(self, rank: int, host: str) -> None:
-        self._rank, self._host = rank, host
+    ``paced``: whoever reads them mixes what it reads of several ranks at any byte. So each block of frames is written whole, and
+    only when the one before has been read: what is read at once is then whole frames. (Intel MPI; MPICH has the same root.)
+    """
+
+    def __init__(self, rank: int, host: str, *, paced: bool = False) -> None:
+        self._rank, self._host, self._paced = rank, host, paced
+        self._watched = select.poll()
+        self._watched.register(1, 0)
         self.lost = False
 
-    def line(self, kind: frames.Kind, text: str, *, progress: bool = False) -> None:
-        self._write(frames.encode(self._rank, self._host, kind, text, progress=progress))
+    def lines(self, kind: frames.Kind, lines: Iterable[tuple[str, bool]]) -> None:
+        """Text, and whether it is progress."""
+        each = (frames.encode(self._rank, self._host, kind, text, progress=progress) for text, progress in lines)
+        self._write(chain.from_iterable(each))
 
     def started(self) -> None:
         self._write(frames.encode(self._rank, self._host, "s", ""))
@@ -76,14 +85,24 @@ class Wire:
         self._write(frames.encode_ended(self._rank, self._host, info))
 
     def _write(self, parts: Iterable[bytes]) -> None:
-        for part in parts:
-            while part and not self.lost:
+        for block in frames.blocks(parts):
+            if self._paced:
+                self._drain()
+            while block and not self.lost:
                 try:
-                    part = part[os.write(1, part) :]
+                    block = block[os.write(1, block) :]
                 except BlockingIOError:
                     select.select([], [1], [], 1.0)
                 except OSError:
                     self.lost = True
+
+    def _drain(self) -> None:
+        """Until what was written before has been read."""
+        pause_s = 1e-5
+        while not self.lost and linux.unread(1):
+            self.lost = bool(self._watched.poll(0))  # only errors: there is no reader any more
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.01)
 
 
 class Relay:
@@ -203,6 +222,10 @@ class Relay:
             self._send(kind, lines.close())
 
     def _send(self, kind: frames.Kind, lines: Iterable[tuple[str, bool]]) -> None:
+        self._wire.lines(kind, self._without_words(kind, lines))
+
+    def _without_words(self, kind: frames.Kind, lines: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+        """The lines that are to be shown."""
         for line, progress in lines:
             text, words = frames.split_words(line)
             if words is not None:
@@ -214,7 +237,7 @@ class Relay:
                     continue
             if kind == "e" and text.strip() and not progress:
                 self._tail = [*self._tail[-_TAIL_LINES + 1 :], text[:_TAIL_CHARS]]
-            self._wire.line(kind, text, progress=progress)
+            yield text, progress
 
     def _look(self) -> None:
         """Tell when somebody has stopped the rank (SIGSTOP), or lets it go on: it cannot do so itself."""
@@ -273,7 +296,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv[:at])
     place = as_started(place_of(rank_of(os.environ), nodelist.tasks_per_node(args.slots)), os.environ)
     cpus = resources.usable_cpus(resources.affinity())
-    wire = Wire(place.rank, host_name(os.environ))
+    wire = Wire(place.rank, host_name(os.environ), paced="PMI_RANK" in os.environ)
     try:
         extra = _enter(args.chdir)
         extra |= environment_for(place, os.environ, cpus, args.devices, share=args.share_devices)

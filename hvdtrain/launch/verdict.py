@@ -13,6 +13,7 @@ from hvdtrain.launch.watch import Watch
 from hvdtrain.stops import EXIT_STOPPED
 
 _SEE_ABOVE = "see its message above"
+_AGAIN = "give the same command again: nothing was lost"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
             message = f"{message}\nthe elastic job could not go on with the ranks that were left"
             return Verdict(message, found[0].hint or again, code, final)
         return Verdict(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, code, final)
+    if watch.was_asked and not watch.any_started:
+        return Verdict("stopped before the ranks began", _AGAIN, EXIT_STOPPED, is_final=True, stopped=True)
     uncalled = watch.uncalled(code)
     if uncalled is not None and uncalled.exit_code == code and not watch.was_signalled:
         return Verdict(failures.report([uncalled]), "somebody's kill, or is its host going down?", code, final)

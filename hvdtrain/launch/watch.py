@@ -87,6 +87,10 @@ class Watch:
         self.was_asked = True
 
     @property
+    def any_started(self) -> bool:
+        return bool(self._started)
+
+    @property
     def was_signalled(self) -> bool:
         return self._before_signal is not None
 

@@ -265,3 +265,72 @@ def test_a_launcher_that_is_stopped_ends_politely(number: signal.Signals, tmp_pa
     while not (tmp_path / "pid.end").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+#: A launcher whose "rank" says that it has begun, and what it hears.
+RANK = """
+import signal, sys, time
+from hvdtrain.launch import frames
+code = [9]
+signal.signal(signal.SIGUSR1, lambda *_: code.__setitem__(0, int(sys.argv[1])))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+if sys.argv[2] == "begins":
+    sys.stdout.buffer.write(b"".join(frames.encode(0, "here", "s", "")))
+    sys.stdout.flush()
+print("ready", flush=True)
+while code[0] in (9, 8):
+    time.sleep(0.02)
+sys.exit(code[0])
+"""
+
+ASKED = """
+import os, sys
+from hvdtrain.launch import Command, process
+asked = []
+code = process.run(
+    Command((sys.executable, "-c", sys.argv[1], *sys.argv[2:4]), passes_on=True), os.environ,
+    lambda event, is_error: print(event, flush=True), stop_s=float(sys.argv[4]), on_asked=lambda: asked.append(1),
+)
+print("asked", len(asked), flush=True)
+sys.exit(code)
+"""
+
+
+def ask(heard: int, begins: str, stop_s: float, *numbers: int) -> tuple[int, str]:
+    argv = [sys.executable, "-c", ASKED, RANK, str(heard), begins, str(stop_s)]
+    with subprocess.Popen(argv, cwd=Path(process.__file__).parents[2], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        text = ""
+        while "ready" not in text:
+            text += running.stdout.readline()
+        for number in numbers:
+            running.send_signal(number)
+            time.sleep(0.2)
+        text += running.communicate(timeout=20)[0]
+    return running.returncode, text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_ranks_that_know_it_are_asked_to_stop_in_order(number: int) -> None:
+    code, text = ask(75, "begins", 10, number)
+    assert (code, text.rpartition("asked ")[2]) == (75, "1\n")
+
+
+def test_what_does_not_stop_in_order_in_time_is_ended() -> None:
+    started = time.monotonic()
+    assert ask(8, "begins", 1, signal.SIGTERM)[0] == 143
+    assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
+def test_a_second_signal_does_not_wait_for_the_order(second: int, code: int) -> None:
+    assert ask(8, "begins", 60, signal.SIGTERM, signal.SIGUSR1, second)[0] == code
+
+
+def test_where_no_rank_has_begun_there_is_nothing_to_wait_for() -> None:
+    assert ask(8, "", 60, signal.SIGTERM)[0] == 143
+
+
+def test_a_program_gets_the_users_own_signal() -> None:
+    code, text = ask(5, "begins", 0, signal.SIGUSR1)
+    assert (code, text.rpartition("asked ")[2]) == (5, "0\n")

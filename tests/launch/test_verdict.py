@@ -143,3 +143,28 @@ def test_the_verdict(name: str) -> None:
     for event in events:
         watch.see(event)
     assert judge(code, watch, Path("runs/r")) == expected
+
+
+def test_a_job_that_was_asked_to_stop_is_not_to_be_started_again_whatever_comes_then() -> None:
+    watch = Watch(JOB, clock=lambda: 100.0)
+    watch.asked()
+    assert judge(143, watch) == Verdict(
+        "stopped before the ranks began", "give the same command again: nothing was lost", 75, is_final=True, stopped=True
+    )
+    for event in (*ALL_STARTED, FAILED):
+        watch.see(event)
+    verdict = judge(1, watch)
+    assert verdict is not None
+    assert (verdict.exit_code, verdict.is_final, verdict.stopped) == (3, True, False)
+
+
+def test_any_rank_that_stopped_in_order_speaks_for_all() -> None:
+    """They have agreed on it; the primary may have been killed by its launcher meanwhile."""
+    watch = Watch(JOB, clock=lambda: 100.0)
+    killed = Ended(0, "node1", {"code": 143, "told": 0, "time": 1.0, "error": "killed by signal 15 (SIGTERM)"})
+    stopped = Ended(
+        1, "node2", {"code": 75, "told": 0, "time": 2.0, "phase": "x", "error": "saved", "stopped": True, "follows": True}
+    )
+    for event in (*ALL_STARTED, killed, stopped):
+        watch.see(event)
+    assert judge(1, watch) == Verdict("saved", "", 75, is_final=True, stopped=True)
