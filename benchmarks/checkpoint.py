@@ -18,8 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-STEPS, PAIRS = 20, 6
-WORDS, WIDTH, LAYERS, HEADS, LENGTH, BATCH = 3000, 384, 6, 6, 64, 8
+STEPS, PAIRS = 20, 4
+WORDS, WIDTH, LAYERS, HEADS, LENGTH, BATCH = 3000, 384, 6, 6, 64, 32
 BOUND = 1.03
 
 

@@ -28,7 +28,7 @@ def main() -> int:
 
     def stretch(*, watched: bool) -> float:
         """Seconds a step."""
-        dog = Watchdog(HERE, 60.0, lambda stall, final: None, ends=False)
+        dog = Watchdog(HERE, 60.0, lambda stall, final: None)
         if watched:
             dog.start()
         started, steps = time.perf_counter(), 0

@@ -25,6 +25,9 @@ _PART = ".part-"
 #: Longest wait of a rank in one collective while the primary writes: well below what Horovod takes for a stalled rank.
 _PATIENCE_S = 2.0
 
+#: Of the thread that writes.
+_NICE = 10
+
 #: writes the adapter's files into an empty directory
 Fill = Callable[[Path], None]
 
@@ -87,6 +90,8 @@ class Saver:
                 self._thread = None
 
     def _write(self, content: Content, fill: Fill) -> None:
+        with contextlib.suppress(OSError):  # the training goes first; less than this, and a busy host would never let it write
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         with self._noting_errors(self._root / _name(content.state)):
             write(self._root, content, fill, keep=self._keep)
 
