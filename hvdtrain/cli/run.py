@@ -292,8 +292,12 @@ def _warn(sentences: Iterable[str]) -> None:
 
 def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Elastic | None, int]:
     """The hosts as they will be used, and the number of ranks."""
-    min_np = None if options["max_restarts"] and not options["host_discovery_script"] else options["min_np"]
-    elastic = _elastic(min_np, options["max_np"], options["host_discovery_script"], options["np"])
+    restarts = options["max_restarts"] and not options["host_discovery_script"]
+    if restarts and options["max_np"] is not None:
+        raise UsageError("--max-np is for elastic jobs, and a restart never has more ranks than -np", "leave --max-np out")
+    elastic = _elastic(
+        None if restarts else options["min_np"], options["max_np"], options["host_discovery_script"], options["np"]
+    )
     np: int | None = options["np"] if options["np"] is not None or elastic is None else elastic.min_np
     listed = allocation.hosts(base, options["hosts"], options["hostfile"], strict=options["strict"])
     if listed is None:
@@ -302,6 +306,10 @@ def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host
     kept = filters.apply(listed.hosts, options["include"], options["exclude"])
     count = sum(host.slots for host in kept) if np is None else np
     anyway = options["oversubscribe"] or elastic is not None
+    if restarts and (options["min_np"] or 0) > count:
+        raise UsageError(
+            f"--min-np {options['min_np']} is more than the {count} ranks of the job", "lower --min-np, or raise -np"
+        )
     used = fit(kept, count, source=listed.source, oversubscribe=anyway)
     if elastic is None and filters.unused(listed.hosts, used):
         click.secho(filters.unused_text(listed.hosts, used), err=True, dim=True)

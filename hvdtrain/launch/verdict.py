@@ -40,6 +40,7 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
     why, hint = _why_gone(watch)
     code = failures.exit_code(found, code) if found else code
     final = watch.was_signalled or watch.was_asked or code == UsageError.exit_code
+    final |= bool(found) and found[0].phase == "launch"  # what cannot be started now will not be later
     if found:
         if stopped := next(
             (failure for failure in found if failure.stopped), None

@@ -517,3 +517,30 @@ def test_an_elastic_job_is_horovodruns(_here: Path, capsys: pytest.CaptureFixtur
 def test_this_machine_by_any_of_its_names_is_a_local_job(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-H", f"{name}:1", "--launcher", "mpirun", "--", "echo", "hi"]) == 0
     assert capfd.readouterr().out == f"[0 {os.uname().nodename}] hi\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--max-restarts", "1", "--min-np", "5"], "--min-np 5 is more than the 2 ranks of the job"),
+        (["--max-restarts", "1", "--max-np", "3"], "leave --max-np out"),
+        (["--max-restarts", "-1"], "max-restarts"),
+        (["--stop-timeout", "0"], "stop-timeout"),
+    ],
+)
+def test_restarts_that_cannot_be_are_refused(words: list[str], says: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", "run", "-np", "2", *words, "--", "true"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_what_cannot_be_started_is_not_tried_again(tmp_path: Path) -> None:
+    words = ["run", "-np", "1", "--gloo", "--max-restarts", "2", "--", "./nosuch"]
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 127
+    assert "restart" not in done.stderr
