@@ -56,6 +56,12 @@ class RunCheckpoints:
         self._saver = None if root is None else Saver(root, adapter, comm, keep=keep)
         self._evaluated: tuple[int, Mapping[str, float]] = (-1, {})
 
+    def move(self, comm: Communicator) -> None:
+        """The ranks are those of ``comm`` from now on; what is known of the run, and what is being written, stays."""
+        self._comm = comm
+        if self._saver is not None:
+            self._saver.move(comm)
+
     def resume(self, wanted: str) -> Checkpoint | None:
         """Collective. Load the checkpoint that ``--resume wanted`` asks for on every rank, callbacks included.
 

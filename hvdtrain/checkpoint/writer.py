@@ -44,6 +44,10 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: HvdtrainError | None = None
 
+    def move(self, comm: Communicator) -> None:
+        """The ranks are those of ``comm`` from now on. What this rank is writing, and what went wrong in it, stays its own."""
+        self._comm = comm
+
     @property
     def failed(self) -> bool:
         """Whether this rank knows of a write that went wrong."""
@@ -74,8 +78,9 @@ class Saver:
             mine = (float(self._thread is not None), float(self.failed))
             busy, failed = map(bool, self._comm.allreduce(mine, name="checkpoint/written"))
         if failed:
-            error, self._error = self._comm.broadcast(self._error, name="checkpoint/error"), None
-            raise error.everywhere()
+            # Of whichever rank wrote: the primary of today may be another than the one that began to write.
+            errors, self._error = self._comm.allgather(self._error, name="checkpoint/error"), None
+            raise next(error for error in errors if error is not None).everywhere()
 
     def close(self) -> None:
         """Wait for this rank's write alone, however the run ends."""

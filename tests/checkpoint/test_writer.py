@@ -142,6 +142,23 @@ def test_an_error_of_the_thread_is_raised_on_all_ranks_by_the_next_collective_ca
         assert not saver.failed
 
 
+def test_an_error_of_a_write_is_raised_in_the_next_round_too_by_whichever_rank_wrote(tmp_path):
+    class Second(LocalCommunicator):
+        """Rank 1 of two: the primary has written nothing."""
+
+        def broadcast(self, value, *, name, root=0):
+            return None
+
+    adapter = Slow(OSError(5, "a bad disk"))
+    saver = Saver(tmp_path, adapter, COMM, keep=3)
+    saver.save(lambda: Content(TrainState(step=1), DATA))
+    adapter.go.set()
+    saver.close()
+    saver.move(Second(World(rank=1, size=2, source="open mpi")))
+    with pytest.raises(HvdtrainError, match="a bad disk"):
+        saver.wait()
+
+
 def test_a_rank_that_is_not_the_primary_copies_and_writes_nothing(tmp_path):
     other = LocalCommunicator(World(rank=1, size=2, source="open mpi"))  # whose primary has nothing to tell
     saver = Saver(tmp_path / "run", None, other, keep=3)
