@@ -23,6 +23,7 @@ from hvdtrain.adapters import Adapter
 from hvdtrain.callbacks import Callback
 from hvdtrain.errors import UsageError
 from hvdtrain.lr import Schedule
+from hvdtrain.update import Update
 
 RecipeFunction = Callable[..., "Recipe"]
 
@@ -58,10 +59,16 @@ class Recipe:
     callbacks: tuple[Callback, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.adapter, Adapter):
+        if isinstance(self.adapter, type) or not isinstance(self.adapter, Adapter):
             raise UsageError(
                 f"a recipe's adapter must be an Adapter, got {_kind(self.adapter)}",
                 "wrap the model: TorchAdapter(model, optimizer, loss=...) or KerasAdapter(model, optimizer, loss=...)",
+            )
+        update = getattr(self.adapter, "update", None)
+        if isinstance(update, Update) and update.process_sets:
+            raise UsageError(
+                "a recipe trains one model on all ranks, and process_sets reduce among some of them",
+                "leave process_sets out, or use them in a loop of your own: hvdtrain.torch.prepare(..., process_sets=...)",
             )
         problems = []
         for name, kind, least in (("batch_size", "positive", 1), ("epochs", "positive", 1), ("seed", "", -math.inf)):

@@ -181,12 +181,6 @@ class Trainer:
         Raises:
             HvdtrainError: Horovod is missing, the ranks disagree about the run, or there is nothing to resume that fits.
         """
-        update = getattr(self.adapter, "update", None)
-        if update is not None and update.process_sets:
-            raise UsageError(
-                "a recipe trains one model on all ranks, and process_sets reduce among some of them",
-                "leave process_sets out, or use them in a loop of your own: hvdtrain.torch.prepare(..., process_sets=...)",
-            ).everywhere()
         self.adapter.setup(self.comm)
         self._check_agreement()
         self.hosts = tuple(self.comm.allgather(socket.gethostname(), name="setup/hosts"))

@@ -431,6 +431,13 @@ def test_a_list_of_callbacks_becomes_a_tuple() -> None:
     assert Recipe(adapter=LinearAdapter(2, 2), train=None, callbacks=[watcher]).callbacks == (watcher,)  # type: ignore[arg-type]
 
 
+def test_ranks_that_reduce_in_sets_are_no_recipes() -> None:
+    adapter = LinearAdapter(2, 2)
+    adapter.update = hvdtrain.Update(op="average", process_sets=((0,), (1,)))  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="a recipe trains one model on all ranks, and process_sets reduce among some of them"):
+        Recipe(adapter=adapter, train=None)
+
+
 def test_early_stopping_without_validation_data_is_refused() -> None:
     with pytest.raises(UsageError, match="valid is None, but EarlyStopping would wait for evaluations"):
         Recipe(adapter=LinearAdapter(2, 2), train=None, callbacks=(hvdtrain.EarlyStopping(),))

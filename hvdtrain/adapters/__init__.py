@@ -22,8 +22,6 @@ class Adapter(Protocol):
 
     #: "torch", "tensorflow" or "numpy": which Horovod the ranks may meet over
     framework: str
-    #: whether this rank's ``snapshot`` must be called: true on one rank for each part of the model
-    owns_state: bool
 
     def setup(self, comm: Communicator) -> None:
         """Collective. Pin the device, wire gradient averaging over ``comm.world``. Called before all else.

@@ -94,7 +94,6 @@ class KerasAdapter:
         given = dict(metrics or {})
         self.objects = {name: metric for name, metric in given.items() if isinstance(metric, keras.metrics.Metric)}
         self.figures = {"loss": self._loss, **{name: given[name] for name in given if name not in self.objects}}
-        self.owns_state = True
         self._synced = [n for n in keras_norm.layers(model) if update.sync_batch_norm or n.synchronized]
         if self._synced and update.micro_batch_size is not None:
             raise UsageError(
@@ -111,7 +110,6 @@ class KerasAdapter:
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
-        self.owns_state = comm.world.is_primary
         self.update.check_size(comm.world.size)
         self._plans.clear()  # traced steps hold the number of ranks
         if self._moments is not None:

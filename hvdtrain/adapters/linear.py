@@ -33,14 +33,12 @@ class LinearAdapter:
 
     def __init__(self, features: int, classes: int, *, lr: float = 0.1, momentum: float = 0.9) -> None:
         self.lr, self.momentum = lr, momentum
-        self.owns_state = True
         #: weights (features, classes), with the bias as one more row
         self.weights: Array = np.zeros((features + 1, classes))
         self.velocity: Array = np.zeros_like(self.weights)
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
-        self.owns_state = comm.world.is_primary
 
     def sync(self, root: int = 0) -> None:
         self.weights, self.velocity = self._comm.broadcast((self.weights, self.velocity), name="state", root=root)

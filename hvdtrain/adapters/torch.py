@@ -60,7 +60,6 @@ class TorchAdapter:
         self.objects = {name: metric for name, metric in metrics.items() if stateful.is_stateful(metric)}
         self.figures = {"loss": loss, **{name: metric for name, metric in metrics.items() if name not in self.objects}}
         self.device = torch.device("cpu")
-        self.owns_state = True
         refuse_sum(loss)
         check_optimizer(model, optimizer)
         base = optimizer.param_groups[0]["lr"]
@@ -76,7 +75,6 @@ class TorchAdapter:
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
-        self.owns_state = comm.world.is_primary
         self._peers = self.update.peers(comm.world.rank, comm.world.size)
         self.device = pick_device(comm.world)
         if self.device.type == "cuda":

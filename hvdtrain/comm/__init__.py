@@ -37,9 +37,6 @@ class Communicator(Protocol):
     def allgather(self, value: Any, *, name: str) -> list[Any]:
         """Collective. Every rank's value, in rank order."""
 
-    def barrier(self, *, name: str) -> None:
-        """Collective. Wait until every rank is here."""
-
     def abort(self, code: int) -> None:
         """End every rank of the job, now, with exit code ``code``. Does not return where there are other ranks."""
 

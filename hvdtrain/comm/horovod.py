@@ -75,9 +75,6 @@ class HorovodCommunicator:
         result: list[Any] = self._hvd.allgather_object(value, name=name)
         return result
 
-    def barrier(self, *, name: str) -> None:
-        self._hvd.barrier()
-
     def abort(self, code: int) -> None:
         # Gloo has no abort; the launcher ends the others when this rank is gone. Exit handlers would wait for them.
         os._exit(code)

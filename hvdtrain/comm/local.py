@@ -25,9 +25,6 @@ class LocalCommunicator:
     def allgather(self, value: Any, *, name: str) -> list[Any]:
         return [value]
 
-    def barrier(self, *, name: str) -> None:
-        pass
-
     def abort(self, code: int) -> None:
         pass
 

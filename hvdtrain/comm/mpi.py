@@ -58,9 +58,6 @@ class MpiCommunicator:
         result: list[Any] = self._comm.allgather(value)
         return result
 
-    def barrier(self, *, name: str) -> None:
-        self._comm.Barrier()
-
     def abort(self, code: int) -> None:
         self._comm.Abort(code)
 

@@ -34,10 +34,6 @@ class Watched:
         with HERE.waits(f"allgather of {name}"):
             return self._inner.allgather(value, name=name)
 
-    def barrier(self, *, name: str) -> None:
-        with HERE.waits(f"barrier {name}"):
-            self._inner.barrier(name=name)
-
     def abort(self, code: int) -> None:
         self._inner.abort(code)
 

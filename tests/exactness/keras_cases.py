@@ -329,7 +329,8 @@ def process_sets(comm: Any) -> None:
     rank, last = comm.world.rank, comm.world.size - 1
     if last == 0:
         return
-    adapter = recipe(mlp(), sgd(), update=hvdtrain.Update(op="average", process_sets=(tuple(range(last)), (last,)))).adapter
+    update = hvdtrain.Update(op="average", process_sets=(tuple(range(last)), (last,)))
+    adapter = KerasAdapter(mlp(), sgd(), loss=CROSS_ENTROPY, update=update)
     adapter.setup(comm)
     adapter.sync()
     inputs, targets = arrays(30, 9)
