@@ -98,6 +98,14 @@ def remove_empty(path: Path) -> None:
         path.rmdir()
 
 
+def claimed_at(folder: Path) -> float | None:
+    """When the folder was last claimed, by the file system's clock; None if it never was."""
+    try:
+        return (folder / _LOCK).stat().st_mtime
+    except OSError:
+        return None
+
+
 def _claim(folder: Path, what: str, option: str) -> IO[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +120,7 @@ def _claim(folder: Path, what: str, option: str) -> IO[str]:
         with lock:
             raise _in_use(folder, lock, what, option) from None
     except OSError:
-        return lock  # a file system without locks: go on without
+        pass  # a file system without locks: go on without
     with contextlib.suppress(OSError):  # a full disk is told where something is lost by it
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")

@@ -7,10 +7,12 @@ without a manifest is no checkpoint. ``checkpoints/best`` is a link to the best 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.checkpoint.best import Best
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 #: of ``state.json``; a change that older readers would misunderstand raises it
 FORMAT = 1
 BEST = "best"
+#: where a file is missing, or stands in the place of a directory
+_GONE = (FileNotFoundError, NotADirectoryError)
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -91,12 +95,13 @@ def check(path: Path, *, sums: bool = True) -> Checkpoint:
 
     Raises:
         DamagedError: it is not.
-        UsageError: it has another format than this version knows.
+        HvdtrainError: it cannot be read now, or has another format than this version knows.
     """
     for fault in faults(path, sums=sums):
         raise DamagedError(fault)
     try:
-        content = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        with _reading(path / "state.json"):
+            content = json.loads((path / "state.json").read_text(encoding="utf-8"))
         version = int(content["format"])
         if version != FORMAT:
             raise UsageError(
@@ -104,19 +109,24 @@ def check(path: Path, *, sums: bool = True) -> Checkpoint:
                 "use the version of hvdtrain that wrote it" + (", or a newer one" if version > FORMAT else ""),
             )
         return Checkpoint(path, Content.from_json(content))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*_GONE, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"state.json cannot be read: {_text(error)}") from None
 
 
 def faults(path: Path, *, sums: bool = True) -> Iterator[str]:
-    """What is wrong with the files of a checkpoint, by the name of the file."""
+    """What is wrong with the files of a checkpoint, by the name of the file.
+
+    Raises:
+        HvdtrainError: a file cannot be read now.
+    """
     try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
+        with _reading(path / "manifest.json"):
+            manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest.items()}
-    except FileNotFoundError:
+    except _GONE:
         yield "manifest.json is missing"
         return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         yield f"manifest.json cannot be read: {_text(error)}"
         return
     for name in ("state.json", *expected):
@@ -125,28 +135,44 @@ def faults(path: Path, *, sums: bool = True) -> Iterator[str]:
             continue
         size, digest = expected[name]
         try:
-            found = (path / name).stat().st_size
+            with _reading(path / name):
+                found = (path / name).stat().st_size
+                is_other = found == size and sums and sha256(path / name) != digest
             if found != size:
                 yield f"{name} has {found:,} bytes instead of {size:,}"
-            elif sums and sha256(path / name) != digest:
+            elif is_other:
                 yield f"{name} has another SHA-256 than its manifest says"
-        except FileNotFoundError:
+        except _GONE:
             yield f"{name} is missing"
-        except OSError as error:
-            yield f"{name} cannot be read: {_text(error)}"
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What the file system refuses for now is no damage: passing over a good checkpoint would lose what was trained."""
+    try:
+        yield
+    except _GONE:
+        raise
+    except OSError as error:
+        raise HvdtrainError(
+            f"{path} cannot be read: {error.strerror or error}",
+            "look after the file system and try again, or begin anew: --resume never --run-dir NEW",
+        ) from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Check the one checkpoint at ``path``.
 
     Raises:
-        UsageError: it is damaged; the hint names a whole one beside it.
+        HvdtrainError: it is damaged; the hint names a whole one beside it. Or it cannot be read, or has another format.
     """
     path = resolve(path)
     try:
         return check(path)
     except DamagedError as error:
-        other = latest(path.parent)
+        other = None
+        with contextlib.suppress(HvdtrainError):
+            other = latest(path.parent)
         hint = f"{other.path} is whole" if other else "there is no whole checkpoint beside it"
         raise UsageError(f"{path} is no whole checkpoint: {error}", hint) from None
 
@@ -155,18 +181,22 @@ def find(where: Path) -> Checkpoint | None:
     """The checkpoint that ``where`` names: itself, or the newest whole one of a run or its ``checkpoints``.
 
     Raises:
-        UsageError: the one named is damaged, or has another format.
+        HvdtrainError: the one named is damaged; or one cannot be read, or has another format.
     """
     return open_checkpoint(where) if is_checkpoint(where) else latest(root_of(where))
 
 
 def latest(root: Path) -> Checkpoint | None:
-    """The newest whole checkpoint under ``root``; what is damaged is passed over with a warning."""
+    """The newest whole checkpoint under ``root``; what is damaged is passed over with a warning.
+
+    Raises:
+        HvdtrainError: one cannot be read now, or has another format.
+    """
     for path in sorted(steps(root), key=step_of, reverse=True):
         try:
             return check(path)
         except DamagedError as error:
-            log.warning("%s is damaged (%s); falling back to the one before it", path, error)
+            log.warning("%s is damaged (%s); looking for one before it", path, error)
     return None
 
 
@@ -186,10 +216,16 @@ def resolve(path: Path) -> Path:
 
 
 def steps(root: Path) -> list[Path]:
-    """What looks like a checkpoint under ``root``."""
-    if not root.is_dir():
+    """What looks like a checkpoint under ``root``.
+
+    Raises:
+        HvdtrainError: ``root`` cannot be read.
+    """
+    try:
+        with _reading(root):
+            return [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    except _GONE:
         return []
-    return [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
 
 
 def step_of(path: Path) -> int:
@@ -197,8 +233,13 @@ def step_of(path: Path) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files of a checkpoint."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Bytes of all files of a checkpoint, as far as they can be seen: it may be removed at the same time."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(folder, name)).st_size
+    return total
 
 
 def sha256(path: Path) -> str:

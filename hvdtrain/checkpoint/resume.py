@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.adapters import Adapter
-from hvdtrain.checkpoint.files import Checkpoint, find, latest, step_of, steps
+from hvdtrain.checkpoint.files import Checkpoint, DamagedError, check, find, root_of, step_of, steps
 from hvdtrain.comm import Communicator, agree
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.launch.environment import is_secret
 
 
 def resume(
@@ -17,17 +18,23 @@ def resume(
 ) -> Checkpoint | None:
     """Collective. Load the newest whole checkpoint at ``where`` on every rank: a run, its ``checkpoints``, or one of them.
 
-    Damaged checkpoints are passed over with a warning. ``settings`` are the recipe's of today.
+    Damaged checkpoints are passed over with a warning, as long as a whole one is left. ``settings`` are the recipe's of today.
 
     Returns:
         the checkpoint, or None where there is none.
 
     Raises:
-        HvdtrainError: there is none and one is ``required``, the one named is damaged, or it does not fit the recipe.
+        HvdtrainError: there is none and one is ``required``, all or the one named are damaged, one cannot be read now, or it does
+            not fit the recipe.
     """
 
     def read() -> Checkpoint | None:
         chosen = find(where)
+        if chosen is None and steps(root_of(where)):
+            raise UsageError(
+                f"cannot resume: {where} has no whole checkpoint, all of them are damaged",
+                f"hvdtrain checkpoint verify {where} tells why; begin anew: --resume never --run-dir NEW",
+            )
         if chosen is None and required:
             found = "has no whole checkpoint" if where.exists() else "does not exist"
             raise UsageError(f"cannot resume: {where} {found}", "give a run directory, or a checkpoint in it (step-...)")
@@ -57,11 +64,19 @@ def refuse_old(root: Path, comm: Communicator) -> None:
 def refuse_newer(root: Path, step: int, comm: Communicator) -> None:
     """Collective. Raise UsageError if ``root`` holds a whole checkpoint after ``step``: the next run would resume that one."""
 
+    def is_whole(path: Path) -> bool:
+        try:
+            check(path, sums=False)  # reading all of it only for a warning would take as long as a resume
+        except DamagedError:
+            return False
+        return True
+
     def look() -> None:
-        newest = latest(root)
-        if newest is not None and newest.state.step > step:
+        newer = sorted((path for path in steps(root) if step_of(path) > step), key=step_of, reverse=True)
+        newest = next(filter(is_whole, newer), None)
+        if newest is not None:
             raise UsageError(
-                f"{root} holds {newest.path.name}, which is newer than the checkpoint to resume (step {step})",
+                f"{root} holds {newest.name}, which is newer than the checkpoint to resume (step {step})",
                 "use another --run-dir, or remove the newer checkpoints",
             )
 
@@ -69,9 +84,18 @@ def refuse_newer(root: Path, step: int, comm: Communicator) -> None:
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The settings that differ, as text; those that only one side has are named as such."""
+    """The settings that differ, as text; those that only one side has are named as such. Secrets count as equal."""
+    then, now = masked(then), masked(now)
     names = [name for name in {**then, **now} if str(then.get(name)) != str(now.get(name))]
     return ", ".join(f"{name} {now.get(name, 'no more')} instead of {then.get(name, 'none')}" for name in names)
+
+
+def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` as they may be seen and stored: without what is a secret by its name."""
+    return {
+        name: "***" if is_secret(name) else masked(value) if isinstance(value, Mapping) else value
+        for name, value in settings.items()
+    }
 
 
 def _load(chosen: Checkpoint, adapter: Adapter, settings: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ class RunCheckpoints:
         best: Best | None = None,
     ) -> None:
         self._root, self._adapter, self._comm, self._callbacks = root, adapter, comm, callbacks
-        self._data, self._settings, self._best = data, _plain(settings, lenient=True), best
+        self._data, self._settings, self._best = data, _plain(resume.masked(settings), lenient=True), best
         self._saver = None if root is None else Saver(root, adapter, comm, keep=keep)
         self._evaluated: tuple[int, Mapping[str, float]] = (-1, {})
 
@@ -146,7 +146,8 @@ class RunCheckpoints:
             framework=self._adapter.framework,
             valid=values if step == state.step else {},
             best=self._best if self._best is not None and self._best.value is not None else None,
-            callbacks=tuple((name, _plain(values, name)) for name, values in states if values),
+            # Empty ones too: of several of one class, each is found by its place.
+            callbacks=tuple((name, _plain(values, name)) for name, values in states),
             stopped=stopped,
             time=time.time(),
         )
@@ -156,10 +157,11 @@ class RunCheckpoints:
         left = list(states)
         for callback in self._callbacks:
             place = next((place for place, (name, _) in enumerate(left) if name == _name(callback)), None)
-            if place is not None:
-                callback.load_state_dict(dict(left.pop(place)[1]))
-        if left and self._comm.world.is_primary:
-            names = ", ".join(name for name, _ in left)
+            if place is not None and (state := dict(left.pop(place)[1])):
+                callback.load_state_dict(state)
+        lost = [name for name, state in left if state]
+        if lost and self._comm.world.is_primary:
+            names = ", ".join(lost)
             log.warning("the checkpoint holds the state of callbacks that the recipe does not have: %s", names)
 
 
@@ -180,5 +182,11 @@ def _plain(values: Mapping[str, Any], owner: str = "", *, lenient: bool = False)
             "give numbers, texts, lists and dicts of them; tensors belong into the model or the optimizer",
         )
 
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=convert))
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=convert))
+    except (TypeError, ValueError, RecursionError) as error:  # a key that is no text, something that holds itself
+        raise UsageError(
+            f"the state_dict() of the callback {owner} cannot be stored: {error}" if owner else f"a setting: {error}",
+            "give numbers, texts, lists and dicts of them, with texts as keys",
+        ) from None
     return plain

@@ -104,6 +104,43 @@ def test_a_callbacks_state_comes_back_on_every_rank_and_each_ones_own(tmp_path, 
     assert "Counting" in caplog.text
 
 
+def test_callbacks_of_one_class_keep_their_places_where_one_has_no_state(tmp_path):
+    class Sometimes(hvdtrain.Callback):
+        def __init__(self, value: int | None = None) -> None:
+            self.value = value
+
+        def state_dict(self):
+            return {} if self.value is None else {"value": self.value}
+
+        def load_state_dict(self, state) -> None:
+            self.value = state["value"]
+
+    fit(replace(recipes.linear(), callbacks=(Sometimes(), Sometimes(7))), run_dir=tmp_path, max_steps=2)
+    again = Sometimes(), Sometimes()
+    fit(replace(recipes.linear(), callbacks=again), run_dir=tmp_path, max_steps=3)
+    assert [callback.value for callback in again] == [None, 7]
+
+
+def test_secrets_among_the_settings_are_not_stored(tmp_path):
+    settings = {"api_token": "s3cret", "lr": 0.1}
+    options, run_dir = Options(max_steps=1), RunDir(tmp_path)
+    trainer = Trainer(recipes.linear(), LocalCommunicator(World()), options=options, run_dir=run_dir, settings=settings)
+    trainer.prepare()
+    trainer.fit()
+    text = (latest(tmp_path / "checkpoints").path / "state.json").read_text()
+    assert "s3cret" not in text
+    assert json.loads(text)["settings"] == {"api_token": "***", "lr": 0.1}
+
+
+def test_a_callback_whose_keys_are_no_texts_is_named(tmp_path):
+    class Wrong(hvdtrain.Callback):
+        def state_dict(self):
+            return {(1, 2): 3}
+
+    with pytest.raises(HvdtrainError, match=r"state_dict\(\) of the callback .*Wrong cannot be stored: keys must be"):
+        fit(replace(recipes.linear(), callbacks=(Wrong(),)), run_dir=tmp_path, max_steps=2)
+
+
 def test_a_callback_whose_state_is_no_plain_value_is_named(tmp_path):
     class Wrong(hvdtrain.Callback):
         def state_dict(self):

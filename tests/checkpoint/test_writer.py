@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,8 @@ from hvdtrain.checkpoint.resume import resume
 from hvdtrain.checkpoint.writer import Saver, write
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.progress import HERE
+from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
 from hvdtrain.world import World
 from tests.support import recipes
@@ -54,9 +59,22 @@ def test_a_newer_damaged_checkpoint_does_not_push_out_the_good_ones(tmp_path, ad
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_checkpoint(tmp_path, adapter):
-    (tmp_path / ".part-step-00000003" / "model").mkdir(parents=True)
-    save(tmp_path, 4, adapter)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000004"]
+    root = tmp_path / "run/checkpoints"
+    (root / ".part-step-00000003.other.7" / "model").mkdir(parents=True)
+    time.sleep(0.02)  # file systems count time in ticks
+    lock = RunDir(root.parent).claim()
+    (root / ".part-step-00000005.other.8" / "model").mkdir(parents=True)  # of a rank that this job lost, and that still writes
+    save(root, 4, adapter)
+    assert sorted(path.name for path in root.iterdir()) == [".part-step-00000005.other.8", "step-00000004"]
+    lock.close()
+
+
+def test_two_writers_of_the_same_step_do_not_share_a_directory(tmp_path, monkeypatch):
+    used = []
+    for process in (7, 8):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        write(tmp_path, Content(TrainState(step=1), DATA), lambda directory: used.append(directory.parent.name), keep=1)
+    assert used[0] != used[1]
 
 
 def test_a_failed_write_keeps_the_older_checkpoint_and_leaves_no_part(tmp_path, adapter):
@@ -77,6 +95,55 @@ def test_a_step_saved_again_replaces_the_first(tmp_path, adapter):
     write(tmp_path, Content(TrainState(step=1, epoch=4), DATA), adapter.snapshot(), keep=2)
     assert latest(tmp_path).state.epoch == 4
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_step_saved_again_is_there_until_the_new_one_is(tmp_path, adapter, monkeypatch):
+    path = save(tmp_path, 1, adapter)
+    real = os.rename
+
+    def rename(source, target):
+        if Path(target) == path and (Path(source) / "model/one").exists():
+            raise OSError(errno.EIO, "a bad disk")
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(HvdtrainError, match="a bad disk"):
+        write(tmp_path, Content(TrainState(step=1), DATA), lambda directory: (directory / "one").touch(), keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert latest(tmp_path).path == path
+
+
+def test_what_goes_wrong_after_the_checkpoint_is_whole_is_a_warning(tmp_path, adapter, monkeypatch, caplog):
+    save(tmp_path, 1, adapter)
+    save(tmp_path, 2, adapter)
+    real = os.rename
+
+    def rename(source, target):
+        if ".part-old-" in str(target):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        real(source, target)
+
+    def replace(source, target):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "replace", replace)
+    save(tmp_path, 3, adapter, 1, best=Best("valid/loss", "min", 0.5, 3))
+    assert latest(tmp_path).state.step == 3
+    for text in ("step-00000001 cannot be removed", "step-00000002 cannot be removed", "best cannot be made the link to step"):
+        assert text in caplog.text
+
+
+def test_a_file_system_that_syncs_no_directories_is_written_to(tmp_path, adapter, monkeypatch):
+    real = os.fsync
+
+    def fsync(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert latest(save(tmp_path, 1, adapter).parent).state.step == 1
 
 
 def test_the_best_is_marked_and_kept_beside_the_newest(tmp_path, adapter):
@@ -140,6 +207,66 @@ def test_an_error_of_the_thread_is_raised_on_all_ranks_by_the_next_collective_ca
             call(saver)
         assert caught.value.on_all_ranks
         assert not saver.failed
+
+
+def test_a_file_system_that_is_gone_is_an_error_of_the_write_too(tmp_path, monkeypatch):
+    """Looking what is left of the disk fails as the write did."""
+
+    def gone(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    adapter = Slow(OSError(errno.ESTALE, "Stale file handle"))
+    saver = Saver(tmp_path, adapter, COMM, keep=3)
+    saver.save(lambda: Content(TrainState(step=1), DATA))
+    adapter.go.set()
+    with pytest.raises(HvdtrainError, match=r"could not be written: OSError: .*Stale"):
+        saver.wait()
+
+
+def test_a_thread_that_ends_in_any_way_is_a_failed_write(tmp_path):
+    adapter = Slow(SystemExit(3))
+    saver = Saver(tmp_path, adapter, COMM, keep=3)
+    saver.save(lambda: Content(TrainState(step=1), DATA))
+    adapter.go.set()
+    with pytest.raises(HvdtrainError, match="step-00000001 could not be written"):
+        saver.wait()
+
+
+def test_a_defect_keeps_its_traceback(tmp_path, caplog):
+    adapter = Slow(ZeroDivisionError("in the writer"))
+    saver = Saver(tmp_path, adapter, COMM, keep=3)
+    saver.save(lambda: Content(TrainState(step=1), DATA))
+    adapter.go.set()
+    with pytest.raises(HvdtrainError, match="ZeroDivisionError: in the writer"):
+        saver.wait()
+    assert "in write_it" in caplog.text  # the function where it was raised
+    with pytest.raises(ZeroDivisionError, match="in the loop"):
+        saver.save(lambda: (_ for _ in ()).throw(ZeroDivisionError("in the loop")))
+
+
+def test_closing_while_a_slow_disk_is_written_to_is_no_standstill(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_PATIENCE_S", 0.02)
+    adapter = Slow()
+    saver = Saver(tmp_path, adapter, COMM, keep=3)
+    saver.save(lambda: Content(TrainState(step=1), DATA))
+    HERE.enter("training step")
+    seen: list[tuple[float, str]] = []
+
+    def look() -> None:
+        for _ in range(8):
+            time.sleep(0.03)
+            seen.append((HERE.moved_at, HERE.phase))
+        adapter.go.set()
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    saver.close()
+    watcher.join()
+    assert len(set(seen)) > 3
+    assert seen[-1][1] == "writing the last checkpoint"
+    assert HERE.phase == "training step"
+    assert latest(tmp_path).state.step == 1
 
 
 def test_an_error_of_a_write_is_raised_in_the_next_round_too_by_whichever_rank_wrote(tmp_path):
