@@ -33,7 +33,8 @@ class EarlyStopping(Callback):
 
     def on_evaluate(self, state: TrainState, values: Mapping[str, float]) -> str | None:
         if self.monitor not in values:
-            raise UsageError(f"EarlyStopping watches {self.monitor!r}, the evaluation gives {', '.join(sorted(values))}")
+            known = ", ".join(sorted(values))
+            raise UsageError(f"EarlyStopping watches {self.monitor!r}, the evaluation gives {known}").everywhere()
         loss = values[self.monitor] if self.mode == "min" else -values[self.monitor]
         if loss < self.best - self.min_delta:
             self.best, self.bad_evaluations = loss, 0

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from hvdtrain.state import TrainState
+
+log = logging.getLogger(__name__)
 
 
 class JsonLinesLogger:
@@ -20,19 +25,50 @@ class JsonLinesLogger:
     """
 
     def __init__(self, path: Path, step: int | None = None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_part_of_line(path)
-        if step is not None:
-            _drop_after(path, step)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._path, self._warned = path, False
+        #: unbuffered: a line that cannot be written must not wait in a buffer for the next
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_part_of_line(path)
+            if step is not None:
+                _drop_after(path, step)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            self._warn(error)
 
     def log(self, state: TrainState, values: Mapping[str, float]) -> None:
         figures = {name: number if math.isfinite(number := float(value)) else None for name, value in values.items()}
         line = {"time": time.time(), "step": state.step, "epoch": state.epoch, "samples": state.samples, **figures}
-        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        try:
+            self._write((json.dumps(line, allow_nan=False) + "\n").encode())
+        except OSError as error:
+            self._warn(error)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError as error:
+                self._warn(error)
+
+    def _write(self, line: bytes) -> None:
+        """The whole line or nothing of it."""
+        if self._file is None:
+            return
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(end)
+            raise
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            log.warning("%s cannot be written, lines will be missing there: %s", self._path, error.strerror or error)
+        self._warned = True
 
 
 def _drop_part_of_line(path: Path) -> None:
@@ -50,8 +86,13 @@ def _drop_after(path: Path, step: int) -> None:
     kept = [line for line in lines if _step(line) <= step]
     if len(kept) < len(lines):
         part = path.with_name(f".{path.name}.part")
-        part.write_text("".join(kept), encoding="utf-8")
-        os.replace(part, path)
+        try:
+            part.write_text("".join(kept), encoding="utf-8")
+            os.replace(part, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
 
 
 def _step(line: str) -> int:

@@ -6,6 +6,8 @@ TensorFlow wherever that is installed, tensorboardX imports PyTorch, each for se
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import socket
 import time
@@ -15,11 +17,14 @@ from typing import Any
 
 from hvdtrain.state import TrainState
 
+log = logging.getLogger(__name__)
+
 
 class TensorBoardLogger:
     """One file a run, flushed at each log, since curves are looked at while the run goes on.
 
-    A resumed run continues the curves: what the run before it logged beyond the checkpoint is marked as void.
+    A resumed run continues the curves: what the run before it logged beyond the checkpoint is marked as void. A file that could
+    not be written to is left as it is: readers stop at half a record.
     Raises ``ImportError`` where the tensorboard package is not installed.
     """
 
@@ -31,17 +36,25 @@ class TensorBoardLogger:
         self._event, self._session, self._summary, self._record_writer = Event, SessionLog, Summary, RecordWriter
         self._directory = directory
         self._records: Any = None
+        self._failed = False
 
     def log(self, state: TrainState, values: Mapping[str, float]) -> None:
-        if self._records is None:
-            self._begin(state.step)
+        if self._failed:
+            return
         figures = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
-        self._write(step=state.step, summary=self._summary(value=figures))
-        self._records.flush()
+        try:
+            if self._records is None:
+                self._begin(state.step)
+            self._write(step=state.step, summary=self._summary(value=figures))
+            self._records.flush()
+        except OSError as error:
+            self._failed = True
+            log.warning("the curves in %s end here, they cannot be written: %s", self._directory, error.strerror or error)
 
     def close(self) -> None:
         if self._records is not None:
-            self._records.close()
+            with contextlib.suppress(OSError):  # flushed at each log: nothing is in it but what has failed already
+                self._records.close()
 
     def _begin(self, step: int) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -73,8 +73,9 @@ def test_the_reason_names_the_figure_and_how_long_it_waited() -> None:
 
 
 def test_a_figure_that_is_not_there_is_told_with_those_that_are() -> None:
-    with pytest.raises(UsageError, match="watches 'valid/acc', the evaluation gives valid/accuracy, valid/loss"):
+    with pytest.raises(UsageError, match="watches 'valid/acc', the evaluation gives valid/accuracy, valid/loss") as caught:
         EarlyStopping("valid/acc").on_evaluate(TrainState(), {"valid/loss": 1.0, "valid/accuracy": 0.5})
+    assert caught.value.on_all_ranks
 
 
 @pytest.mark.parametrize(

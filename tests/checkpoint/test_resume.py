@@ -69,9 +69,9 @@ def test_checkpoints_that_are_all_damaged_are_an_error_and_no_new_beginning(tmp_
 def test_what_cannot_be_read_for_the_moment_is_no_damage(tmp_path, adapter, monkeypatch, name):
     save(tmp_path, 1, adapter)
     lost = save(tmp_path, 2, adapter) / name if name != "." else tmp_path
-    for method in ("open", "read_text", "iterdir"):
+    for method, original in [(method, getattr(Path, method)) for method in ("open", "read_text", "iterdir")]:
 
-        def refuse(path, *arguments, real=vars(Path)[method], **options):
+        def refuse(path, *arguments, real=original, **options):
             if path == lost:
                 raise OSError(errno.EIO, "Input/output error")
             return real(path, *arguments, **options)

@@ -224,6 +224,7 @@ def test_a_file_system_that_is_gone_is_an_error_of_the_write_too(tmp_path, monke
         saver.wait()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_ends_in_any_way_is_a_failed_write(tmp_path):
     adapter = Slow(SystemExit(3))
     saver = Saver(tmp_path, adapter, COMM, keep=3)

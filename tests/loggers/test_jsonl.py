@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -95,3 +98,37 @@ def test_numbers_of_numpy_are_written_as_plain_ones(tmp_path: Path, value: float
     logger.log(TrainState(1), {"train/lr": value})
     logger.close()
     assert next(read_json_lines(tmp_path / "m.jsonl"))["train/lr"] == 0.5
+
+
+@pytest.fixture
+def small_limit() -> Iterator[Callable[[int], None]]:
+    """Files of this process may not grow beyond a size, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_warned_of_once_and_lines_go_on_when_there_is_space_again(
+    tmp_path: Path, small_limit: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "m.jsonl"
+    logger = JsonLinesLogger(path)
+    logger.log(TrainState(1), {"x": 0.5})
+    small_limit(path.stat().st_size + 10)
+    logger.log(TrainState(2), {"x": 0.5})
+    logger.log(TrainState(3), {"x": 0.5})
+    small_limit(1 << 20)
+    logger.log(TrainState(4), {"x": 0.5})
+    logger.close()
+    assert [line["step"] for line in read_json_lines(path)] == [1, 4]
+    assert caplog.text.count("m.jsonl cannot be written") == 1
+
+
+def test_a_file_that_cannot_be_begun_is_warned_of_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "m.jsonl").mkdir()
+    logger = JsonLinesLogger(tmp_path / "m.jsonl")
+    logger.log(TrainState(1), {"x": 0.5})
+    logger.close()
+    assert caplog.text.count("m.jsonl cannot be written") == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import resource
+import signal
 import subprocess
 import sys
 import types
@@ -68,6 +70,23 @@ def test_a_figure_that_is_not_a_number_is_kept(tmp_path: Path, read: Any) -> Non
     logger.close()
     ((step, value),) = read(tmp_path)["train/loss"]
     assert (step, math.isnan(value)) == (1, True)
+
+
+def test_a_full_disk_is_warned_of_once(tmp_path: Path, read: Any, caplog: pytest.LogCaptureFixture) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    logger.log(TrainState(step=1), {"train/loss": 0.5})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (next(tmp_path.iterdir()).stat().st_size + 5, before[1]))
+        logger.log(TrainState(step=2), {"train/loss": 0.5})
+        logger.log(TrainState(step=3), {"train/loss": 0.5})
+        logger.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert caplog.text.count("cannot be written") == 1
+    assert read(tmp_path)["train/loss"] == [(1, 0.5)]
 
 
 def test_nothing_logged_leaves_no_file(tmp_path: Path) -> None:
