@@ -37,6 +37,7 @@ class HostCopy:
             self._arrays = [np.empty_like(array) for array in values]
         for array, value in zip(self._arrays, values, strict=True):
             np.copyto(array, value)
+        kind = _kind(optimizer)
         count, arrays = len(model.variables), list(self._arrays)
         weights, states = list(zip(variables[:count], arrays[:count], strict=True)), arrays[count:]
 
@@ -45,6 +46,7 @@ class HostCopy:
             with tf.device("/CPU:0"), keras.StatelessScope(state_mapping=weights):
                 model.save_weights(directory / MODEL)
             plain: dict[str, Any] = {str(number): _plain(array) for number, array in enumerate(states)}
+            plain["class"] = np.array(kind)
             if built_lr is not None:
                 plain["built_lr"] = np.array(built_lr)
             np.savez(directory / OPTIMIZER, **plain)
@@ -53,15 +55,25 @@ class HostCopy:
 
 
 def load(directory: Path, model: Any, optimizer: Any, built_lr: float | None) -> None:
-    """Read what was written. A learning rate that the recipe gives otherwise than it did then is as it says now."""
-    model.load_weights(directory / MODEL)
+    """Read what was written. A learning rate that the recipe gives otherwise than it did then is as it says now.
+
+    Raises:
+        ValueError: it does not fit the model or the optimizer.
+    """
     with np.load(directory / OPTIMIZER, allow_pickle=False) as saved:
         then = float(saved["built_lr"]) if "built_lr" in saved else None
-        count = len(saved) - (then is not None)
+        kind = str(saved["class"]) if "class" in saved else _kind(optimizer)  # earlier versions did not say
+        if kind != _kind(optimizer):
+            raise ValueError(f"it holds the state of the optimizer {kind}, the recipe's is {_kind(optimizer)}")
+        count = sum(name.isdecimal() for name in saved)
         if count != len(optimizer.variables):
             raise ValueError(f"{count} optimizer variables, the recipe's has {len(optimizer.variables)}")
+        model.load_weights(directory / MODEL)
         for number, variable in enumerate(optimizer.variables):
-            variable.assign(saved[str(number)].view(variable.value.numpy().dtype))
+            array, own = saved[str(number)], variable.value.numpy().dtype
+            if array.dtype != _plain(np.empty(0, own)).dtype:
+                raise ValueError(f"the optimizer's {variable.path} was saved as {array.dtype}, the recipe's is {own}")
+            variable.assign(array if array.dtype == own else array.view(own))
     if built_lr is not None and then is not None and built_lr != then:
         log.warning("the optimizer goes on as the recipe says now: lr %g instead of %g", built_lr, then)
         optimizer.learning_rate = built_lr
@@ -71,6 +83,11 @@ def learning_rate(optimizer: Any) -> float | None:
     """The optimizer's learning rate; None for a schedule, which has no state of its own."""
     rates = [variable for variable in optimizer.variables if variable.name == "learning_rate"]
     return float(rates[0].value.numpy()) if rates else None
+
+
+def _kind(optimizer: Any) -> str:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return type(optimizer).__name__ + (f" of {_kind(inner)}" if inner is not None else "")
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

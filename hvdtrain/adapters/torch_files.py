@@ -1,11 +1,13 @@
 """The files of a torch model in a checkpoint: weights as safetensors, the rest for PyTorch's safe loader.
 
-``model.safetensors`` holds ``model.state_dict()``, shared tensors under each of their names, so that it loads without us.
+``model.safetensors`` holds ``model.state_dict()``, shared tensors under each of their names, so that it loads without us; the
+versions of the modules are in its header.
 ``state.pt`` holds what safetensors has no form for (complex or sparse tensors, numbers, text), where there is any.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from collections.abc import Mapping, Sequence
@@ -13,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.torch
 import torch
 
-from hvdtrain.adapters.torch_state import map_leaves
+from hvdtrain.adapters.torch_state import map_leaves, versions, with_versions
 from hvdtrain.errors import UsageError
 
 log = logging.getLogger(__name__)
 
 MODEL, REST, OPTIMIZER = "model.safetensors", "state.pt", "optimizer.pt"
+#: of the versions in the header of the weights
+_VERSIONS = "hvdtrain.module_versions"
 _DTYPES = {
     torch.float64,
     torch.float32,
@@ -47,17 +52,27 @@ class HostCopy:
         kept, self._tensors = iter(self._tensors), []
 
         def copy(tensor: torch.Tensor) -> torch.Tensor:
-            tensor, target = tensor.detach(), next(kept, None)
+            tensor = tensor.detach()
             if tensor.layout != torch.strided:
                 return tensor.to("cpu", copy=True)
+            target = next(kept, None)
             if target is None or (target.shape, target.dtype, target.stride()) != (tensor.shape, tensor.dtype, tensor.stride()):
                 target = torch.empty_like(tensor, device="cpu")
             self._tensors.append(target)
             return target.copy_(tensor)
 
-        copies = map_leaves(map_leaves(state, copy, torch.Tensor), np.copy, np.ndarray)
-        plain: dict[str, Any] = map_leaves(copies, lambda number: number.item(), np.generic)
-        return plain
+        copies: dict[str, Any] = _without_numpy(map_leaves(state, copy, torch.Tensor))
+        return copies
+
+
+def plain_copy(value: Any) -> Any:
+    """A copy in host memory of its own."""
+    return _without_numpy(map_leaves(value, lambda tensor: tensor.detach().to("cpu", copy=True), torch.Tensor))
+
+
+def _without_numpy(tree: Any) -> Any:
+    """Arrays copied, and Python's numbers for NumPy's."""
+    return map_leaves(map_leaves(tree, np.copy, np.ndarray), lambda number: number.item(), np.generic)
 
 
 def write(directory: Path, state: Mapping[str, Any]) -> None:
@@ -68,7 +83,10 @@ def write(directory: Path, state: Mapping[str, Any]) -> None:
     """
     tensors = {name: value.contiguous() for name, value in state["model"].items() if _is_plain(value)}
     rest = {name: value for name, value in state["model"].items() if name not in tensors}
-    safetensors.torch.save_file(tensors, directory / MODEL, metadata={"format": "pt"})
+    header = {"format": "pt"}
+    if (of_modules := versions(state["model"])) is not None:
+        header[_VERSIONS] = _as_json(of_modules)
+    safetensors.torch.save_file(tensors, directory / MODEL, metadata=header)
     if rest:
         _save(rest, directory / REST)
     _save({name: value for name, value in state.items() if name != "model"}, directory / OPTIMIZER)
@@ -82,32 +100,50 @@ def read(directory: Path) -> dict[str, Any]:
 def read_model(directory: Path) -> dict[str, Any]:
     """What ``model.load_state_dict`` takes."""
     rest = directory / REST
-    return {**safetensors.torch.load_file(directory / MODEL), **(_load(rest) if rest.exists() else {})}
+    with safetensors.safe_open(directory / MODEL, "pt") as file:
+        header = file.metadata() or {}
+    state = {**safetensors.torch.load_file(directory / MODEL), **(_load(rest) if rest.exists() else {})}
+    return with_versions(state, json.loads(header[_VERSIONS]) if _VERSIONS in header else None)
 
 
 def export(directory: Path, out: Path) -> None:
-    """Write the model's ``state_dict`` as a file for ``torch.load``."""
-    torch.save(read_model(directory), out)
+    """Write the model's ``state_dict`` as a file for ``torch.load``.
+
+    Raises:
+        OSError: it cannot be written. PyTorch's writer hides why.
+    """
+    state = read_model(directory)
+    try:
+        torch.save(state, out)
+    except RuntimeError as error:
+        raise OSError(next(iter(str(error).splitlines()), "")) from error
 
 
-def settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Learning rate, weight decay and the like of each group of parameters."""
+def settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The optimizer's class; learning rate, weight decay and the like of each group of parameters."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    return [HostCopy().take(group) for group in groups]
+    return {"class": type(optimizer).__name__, "groups": plain_copy(groups)}
 
 
 def prefer_recipe(
-    optimizer: torch.optim.Optimizer, then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]
+    optimizer: torch.optim.Optimizer, then: Mapping[str, Any] | Sequence[Mapping[str, Any]], now: Mapping[str, Any]
 ) -> None:
-    """Undo the loading of those settings that the recipe makes otherwise ``now`` than it did ``then``.
+    """Undo the loading of those ``settings`` that the recipe makes otherwise ``now`` than it did ``then``.
 
-    The others stay as they were at the checkpoint, where a callback or a scheduler may have moved them.
+    The others stay as they were at the checkpoint, where a callback or a scheduler may have moved them. ``then`` is the groups
+    alone in checkpoints of earlier versions.
+
+    Raises:
+        ValueError: the optimizer is of another class; PyTorch would load the one's state into the other.
     """
+    groups = then["groups"] if isinstance(then, Mapping) else then
+    if isinstance(then, Mapping) and then["class"] != now["class"]:
+        raise ValueError(f"it holds the state of the optimizer {then['class']}, the recipe's is {now['class']}")
     told = {}
-    for group, old, new in zip(optimizer.param_groups, then, now, strict=True):
+    for group, old, new in zip(optimizer.param_groups, groups, now["groups"], strict=True):
         for name in new.keys() & old.keys():
             if not _same(new[name], old[name]):
-                group[name] = HostCopy().take(new)[name]
+                group[name] = plain_copy(new[name])
                 told[name] = f"{name} {new[name]} instead of {old[name]}"
     if told:
         log.warning("the optimizer goes on as the recipe says now: %s", ", ".join(told[name] for name in sorted(told)))
@@ -123,6 +159,16 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
         return len(first) == len(second) and all(map(_same, first, second))
     return type(first) is type(second) and bool(first == second)
+
+
+def _as_json(of_modules: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(of_modules)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the model's state_dict() says of its modules what cannot be stored: {error}",
+            "keep only numbers and text in local_metadata, beside the version",
+        ) from None
 
 
 def _save(state: Any, path: Path) -> None:

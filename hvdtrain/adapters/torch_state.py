@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,14 +40,31 @@ def named_arrays(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> It
 
 
 def map_leaves(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:
-    """Apply ``function`` to the leaves of type ``leaf`` of nested dicts, lists and tuples, in order."""
+    """Apply ``function`` to the leaves of type ``leaf`` of nested dicts, lists and tuples, in order.
+
+    A model's state stays one: the versions of its modules, by which they read older ones, go with it.
+    """
     if isinstance(tree, leaf):
         return function(tree)
     if isinstance(tree, Mapping):
-        return {name: map_leaves(value, function, leaf) for name, value in tree.items()}
+        return with_versions({name: map_leaves(value, function, leaf) for name, value in tree.items()}, versions(tree))
     if isinstance(tree, (list, tuple)):
         return type(tree)(map_leaves(value, function, leaf) for value in tree)
     return tree
+
+
+def versions(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What ``model.state_dict()`` says of its modules beside their tensors, if it does."""
+    return getattr(state, "_metadata", None)
+
+
+def with_versions(state: dict[str, Any], of_modules: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``state`` as ``model.load_state_dict`` takes it, with what ``versions`` gave."""
+    if of_modules is None:
+        return state
+    ordered = OrderedDict(state)
+    vars(ordered)["_metadata"] = of_modules
+    return ordered
 
 
 def _sendable(tensor: torch.Tensor) -> torch.Tensor:

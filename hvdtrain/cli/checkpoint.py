@@ -13,7 +13,7 @@ import click
 
 from hvdtrain.checkpoint import files
 from hvdtrain.checkpoint.files import Checkpoint, DamagedError
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
 
 _TORCH = "model.safetensors"
 _TORCH_SUFFIXES = (".pt", ".pth")
@@ -52,7 +52,7 @@ def list_(run: Path, as_json: bool) -> None:
 
     Names, sizes and times only; `hvdtrain checkpoint verify` reads every byte.
     """
-    entries = [_entry(path) for path in _paths(run)]
+    entries = [entry for path in _paths(run) if (entry := _entry(path)) is not None]
     if as_json:
         click.echo(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
@@ -72,7 +72,7 @@ def verify(paths: tuple[Path, ...]) -> int:
     """Read every byte of the checkpoints at PATHS: checkpoints, or runs with all of theirs. Exit code 1 if one is damaged."""
     damaged = 0
     for path in [found for given in paths for found in _paths(given)]:
-        faults = list(files.faults(path)) or _fault_of_state(path)
+        faults = _faults(path)
         damaged += bool(faults)
         click.echo(f"{path}: {'; '.join(faults) if faults else 'whole'}")
     return 1 if damaged else 0
@@ -154,12 +154,13 @@ def _one(where: Path) -> Checkpoint:
     return found
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Path) -> Entry | None:
+    """None where the run that writes has just removed it."""
     step, size = files.step_of(path), files.size_of(path)
     try:
         found = files.check(path, sums=False)
-    except (DamagedError, UsageError) as error:
-        return Entry(str(path), step, size, fault=str(error).splitlines()[0])
+    except (DamagedError, HvdtrainError) as error:
+        return Entry(str(path), step, size, fault=str(error).splitlines()[0]) if path.exists() else None
     content, best = found.content, path.parent / files.BEST
     return Entry(
         str(path),
@@ -175,12 +176,14 @@ def _entry(path: Path) -> Entry:
     )
 
 
-def _fault_of_state(path: Path) -> list[str]:
+def _faults(path: Path) -> list[str]:
     try:
-        files.check(path, sums=False)
-    except (DamagedError, UsageError) as error:
+        faults = list(files.faults(path))
+        if not faults:
+            files.check(path, sums=False)  # what state.json says
+    except (DamagedError, HvdtrainError) as error:
         return [str(error).splitlines()[0]]
-    return []
+    return faults
 
 
 def _size(size: float) -> str:

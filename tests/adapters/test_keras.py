@@ -122,6 +122,20 @@ def test_the_optimizer_goes_on_with_its_learning_rate_unless_the_recipe_has_chan
     assert "the optimizer goes on as the recipe says now: lr 0.3 instead of 0.1" in caplog.text
 
 
+def test_another_optimizer_does_not_take_over_the_state(tmp_path):
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    def made(optimizer, dtype: str = "float32"):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype=dtype)])
+        return KerasAdapter(model, optimizer, loss="mse")
+
+    made(keras.optimizers.SGD(momentum=0.9)).snapshot()(tmp_path)
+    with pytest.raises(ValueError, match="holds the state of the optimizer SGD, the recipe's is Lion"):
+        made(keras.optimizers.Lion()).load(tmp_path)
+    with pytest.raises(ValueError, match=r"was saved as float32, the recipe's is bfloat16"):
+        made(keras.optimizers.SGD(momentum=0.9), "bfloat16").load(tmp_path)
+
+
 def test_an_optimizer_state_in_bfloat16_is_saved_and_loaded(tmp_path):
     from hvdtrain.adapters.keras import KerasAdapter
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,53 @@ def test_a_saved_model_loads_in_plain_pytorch_with_the_model_s_own_names(tmp_pat
     other.load_state_dict(state)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
     assert not (tmp_path / "state.pt").exists()
+
+
+class Versioned(torch.nn.Linear):
+    """Reads states of its first version otherwise, as layers of PyTorch do."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, local_metadata, *more):
+        self.read = local_metadata.get("version")
+        super()._load_from_state_dict(state, prefix, local_metadata, *more)
+
+
+def test_the_versions_of_a_model_s_modules_go_with_its_state(tmp_path):
+    from hvdtrain.adapters import torch_files, torch_state
+
+    model = torch.nn.Sequential(Versioned(3, 2))
+    made = adapter(model)
+    made.snapshot()(tmp_path)
+    made.load(tmp_path)
+    assert model[0].read == 2
+    torch_files.export(tmp_path, tmp_path / "out.pt")
+    for state in (torch.load(tmp_path / "out.pt", weights_only=True), torch_files.read_model(tmp_path)):
+        model[0].read = None
+        model.load_state_dict(state)
+        assert model[0].read == 2
+    # To other ranks: what ``broadcast`` sends, and what they make of it.
+    sent = pickle.dumps(torch_state.map_leaves(made._state(), torch_state._Shape.of, torch.Tensor))
+    room = torch_state.map_leaves(pickle.loads(sent), lambda shape: shape.empty(made.device), torch_state._Shape)
+    model[0].read = None
+    made._set_state(room)
+    assert model[0].read == 2
+
+
+def test_another_optimizer_does_not_take_over_the_state(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    adapter(model, torch.optim.SGD(model.parameters(), 0.1)).snapshot()(tmp_path)
+    other = adapter(model, torch.optim.AdamW(model.parameters(), 0.1))
+    with pytest.raises(ValueError, match="holds the state of the optimizer SGD, the recipe's is AdamW"):
+        other.load(tmp_path)
+
+
+def test_a_sparse_tensor_does_not_make_the_next_ones_move():
+    from hvdtrain.adapters.torch_files import HostCopy
+
+    copy, state = HostCopy(), {"sparse": torch.eye(3).to_sparse(), "a": torch.ones(2), "b": torch.ones(3)}
+    first, second = copy.take(state), copy.take(state)
+    assert [second[name].data_ptr() for name in "ab"] == [first[name].data_ptr() for name in "ab"]
 
 
 def test_tensors_that_safetensors_cannot_hold_are_saved_too(tmp_path):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 
 import numpy as np
 import pytest
 
+from hvdtrain.checkpoint import files
 from hvdtrain.checkpoint.best import Best
 from hvdtrain.checkpoint.files import Content
 from hvdtrain.checkpoint.writer import write
@@ -93,6 +96,37 @@ def test_torch_weights_load_into_a_plain_model(tmp_path):
         torch.nn.init.zeros_(other[0].weight)
         other.load_state_dict(state)
         assert torch.equal(other[0].weight, adapter.model[0].weight)
+
+
+def test_torch_weights_for_a_disk_that_is_full_are_an_error_without_a_traceback(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    adapter = recipes.torch().adapter
+    adapter.model.register_buffer("large", torch.zeros(100_000))
+    checkpoint_of(adapter, tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+        code = main(["checkpoint", "export", str(tmp_path), str(tmp_path / "a.pt")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    error = capsys.readouterr().err
+    assert (code, "a.pt cannot be written" in error, "Traceback" in error) == (2, True, False), error
+    assert not list(tmp_path.glob("*a.pt*"))
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_listed_is_left_out(run, monkeypatch, capsys):
+    real = files.size_of
+
+    def size_of(path):
+        size = real(path)
+        if path.name == "step-00000001":
+            shutil.rmtree(path)
+            return real(path)
+        return size
+
+    monkeypatch.setattr(files, "size_of", size_of)
+    assert main(["checkpoint", "list", str(run)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["step-00000002", "step-00000003"]
 
 
 def test_torch_weights_that_safetensors_cannot_hold_are_exported_as_pt(tmp_path, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import resource
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,10 +103,8 @@ def test_numbers_of_numpy_are_written_as_plain_ones(tmp_path: Path, value: float
 def small_limit() -> Iterator[Callable[[int], None]]:
     """Files of this process may not grow beyond a size, as on a disk that is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_full_disk_is_warned_of_once_and_lines_go_on_when_there_is_space_again(
