@@ -24,7 +24,7 @@ from hvdtrain.trainer import Trainer
 
 def write(run_dir: RunDir, config: Config, trainer: Trainer, function: RecipeFunction) -> None:
     """run.json: what was run, with which options from where, by whom, on what."""
-    used = {name: getattr(trainer.recipe, name) for name in ("batch_size", "epochs", "seed")}
+    used = {name: getattr(trainer.place.recipe, name) for name in ("batch_size", "epochs", "seed")}
     of_recipe = {name: "recipe" for name in used if config.origins[name] == "default"}
     settings = recipes.defaults(function)
     write_json(

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-import socket
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain import consistency, lr, metrics
+from hvdtrain import consistency, metrics, window
 from hvdtrain.adapters import NotFiniteError
-from hvdtrain.callbacks import Callback
 from hvdtrain.checkpoint.best import Best
 from hvdtrain.checkpoint.files import Checkpoint
 from hvdtrain.checkpoint.resume import changed
-from hvdtrain.checkpoint.run import BestSoFar, RunCheckpoints
-from hvdtrain.clock import Clock
+from hvdtrain.checkpoint.run import RunCheckpoints
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
-from hvdtrain.data.loader import Batch, Loader
-from hvdtrain.data.sampler import Sampler, Share, Slice
-from hvdtrain.data.shares import host_shares
-from hvdtrain.data.sources import Source, as_source
+from hvdtrain.data.loader import Batch
+from hvdtrain.data.sampler import Slice
+from hvdtrain.data.sources import as_source
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.handover import Handover, Held, Meeting, refuse_torn
 from hvdtrain.loggers import Logger
 from hvdtrain.metrics import Mean, Means
+from hvdtrain.place import Place
 from hvdtrain.progress import HERE
 from hvdtrain.recipe import Recipe
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
 from hvdtrain.stops import StoppedError, Stops
-from hvdtrain.votes import NAMES as VOTES
 from hvdtrain.votes import Votes
+from hvdtrain.window import Window
 
 
 @dataclass(frozen=True)
@@ -56,20 +51,6 @@ class Summary:
 
 class HostsChangedError(Exception):
     """All ranks stand after the same step, and are to meet again: hosts came or went."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a rank that goes on gives to those that join or fell behind, beside the adapter's state."""
-
-    state: TrainState
-    #: whether what is due after the last step (a log line, an evaluation, a checkpoint) is still to be done
-    owes: bool
-    window: tuple[str, ...]
-    values: Mapping[str, float]
-    over: str
-    callbacks: tuple[dict[str, Any], ...]
-    best: BestSoFar
 
 
 class Trainer:
@@ -101,73 +82,46 @@ class Trainer:
         settings: Mapping[str, Any] | None = None,
         changes: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.options = options or Options()
-        self._given, self._source = recipe, as_source(recipe.train)
-        self.run_dir = run_dir
+        self.options, self.run_dir, self.comm = options or Options(), run_dir, comm
+        self.adapter, self.callbacks = recipe.adapter, recipe.callbacks
         self.loggers: Sequence[Logger] = ()
-        self.adapter = recipe.adapter
-        self.callbacks: tuple[Callback, ...] = recipe.callbacks
         self.state = TrainState()
         HERE.enter("setting up")
-        #: the recipe's own batch size, which its learning rate is for
-        self.base_batch_size = recipe.batch_size
-        self._place(comm)
-        #: host of each rank
-        self.hosts: tuple[str, ...] = ()
-        self.valid: Source | None = None if recipe.valid is None else as_source(recipe.valid)
-        self._values: Mapping[str, float] = {}
-        self._stops = stops or Stops()
-        self._votes = Votes(comm, self._stops, changes)
-        self._is_ready = self._is_started = False
-        self._owes = False  # see ``Held``; how the callbacks and the best step stood before that
-        self._before: tuple[tuple[dict[str, Any], ...], BestSoFar] = (), (None, (-1, {}))
-        self._window: Means = {}  # of the steps since the last log line
-        self._clock = Clock()
-        #: the checkpoint that this run goes on from
-        self.resumed: Checkpoint | None = None
-        if self.options.keep_best is not None and self.valid is None:
+        train, valid = as_source(recipe.train), None if recipe.valid is None else as_source(recipe.valid)
+        self._placed: Callable[[Communicator], Place] = lambda comm: Place.of(recipe, train, valid, self.options, comm.world)
+        self.place = self._placed(comm)
+        if self.options.keep_best is not None and valid is None:
             raise UsageError("--keep-best needs validation data, and the recipe has none", "give it: Recipe(..., valid=...)")
         self._settings = settings or {}
-        self.checkpoints = self._checkpoints()
-
-    def move(self, comm: Communicator) -> None:
-        """From now on the ranks of ``comm`` train; ``prepare`` and ``fit`` follow, as in a new trainer."""
-        self.checkpoints.close()
-        best = self.checkpoints.best
-        self._place(comm)
-        self.checkpoints = self._checkpoints()
-        self.checkpoints.best = best
-
-    def _place(self, comm: Communicator) -> None:
-        """What hangs on this rank's place among how many."""
-        self.comm = comm
-        self.recipe = _with_options(self._given, self.options, comm.world.size)
-        #: factor on the recipe's learning rate, by the rule of --lr-scale
-        self.lr_factor = lr.scale(self.options.lr_scale, self.recipe.batch_size, self.base_batch_size)
-        self.lr = _schedule(self.recipe, self.options.lr_scale, self.lr_factor)
-        self.sampler = Sampler(len(self._source), self.recipe.batch_size, self.recipe.seed, self.recipe.shuffle)
-        self.loader = Loader(self._source, self.sampler, Share.equal(comm.world.rank, comm.world.size))
-
-    def _checkpoints(self) -> RunCheckpoints:
-        return RunCheckpoints(
-            self.run_dir.checkpoints if self.run_dir else None,
+        self.checkpoints = RunCheckpoints(
+            run_dir.checkpoints if run_dir else None,
             self.adapter,
-            self.comm,
+            comm,
             callbacks=self.callbacks,
-            data=self._data(),
+            data=self.place.data,
             settings=self._settings,
             keep=self.options.keep,
             best=None if self.options.keep_best is None else Best.parse(self.options.keep_best),
         )
+        self._stops = stops or Stops()
+        self._votes = Votes(comm, self._stops, changes, lambda: self.checkpoints.failed)
+        self._handover = Handover(self.callbacks)
+        self._window = Window()
+        self._values: Mapping[str, float] = {}  # of the last evaluation
+        self._is_started = False
+        #: the step at which the job began, and the checkpoint that this rank resumed from then
+        self.first_step = 0
+        self.resumed: Checkpoint | None = None
+
+    def move(self, comm: Communicator) -> None:
+        """From now on the ranks of ``comm`` train; ``prepare`` and ``fit`` follow, as in a new trainer."""
+        self.comm, self.place = comm, self._placed(comm)
+        self.checkpoints.move(comm)
 
     @property
     def total_steps(self) -> int:
         """Steps at the end of the run, as it looks from here, if nothing stops it earlier."""
-        left = 0
-        if self.state.epoch < self.recipe.epochs and not self._votes.over:
-            this_epoch = -(-(self.sampler.num_samples - self.state.position) // self.sampler.batch_size)
-            left = this_epoch + (self.recipe.epochs - self.state.epoch - 1) * self.sampler.steps_per_epoch
-        return max(self.state.step, min(self.state.step + left, self._max_steps))
+        return self.state.step if self._votes.over else self.place.total_steps(self.state)
 
     @property
     def changed(self) -> str:
@@ -182,58 +136,51 @@ class Trainer:
             HvdtrainError: Horovod is missing, the ranks disagree about the run, or there is nothing to resume that fits.
         """
         self.adapter.setup(self.comm)
-        self._check_agreement()
-        self.hosts = tuple(self.comm.allgather(socket.gethostname(), name="setup/hosts"))
-        if self.options.share is not None:
-            weights = host_shares(self.options.share, self.hosts, lenient=self.comm.world.elastic)
-            self.loader = replace(self.loader, share=Share.weighted(self.comm.world.rank, weights))
-        furthest = self._furthest() if self.comm.world.elastic else None
+        HERE.enter("comparing the ranks' set-up")
+        self.place = self.place.meet(self.comm)
+        meeting = Meeting()
+        if self.comm.world.elastic:
+            over, failed = self._votes.over, self.checkpoints.failed
+            meeting = self._handover.meet(self.comm, self.state.step, over, failed=failed)
         tensors = self.adapter.tensors()
-        if furthest is not None:  # an optimizer may make its state in its first step, which those who join have not done
+        if not meeting.is_first:  # an optimizer may make its state in its first step, which those who join have not done
             tensors = (pair for pair in tensors if not pair[0].startswith("optimizer/"))
-        consistency.check_shapes(tensors, self.comm, self.hosts)
-        HERE.enter("looking for a checkpoint")
-        if furthest is not None:
-            self._follow(furthest)
-        elif (found := self.checkpoints.resume(self.options.resume)) is not None:
-            self.state, self.resumed = found.state, found
-            if self.options.resume == "auto":  # who names a checkpoint goes on from it
-                self._votes.over = found.content.stopped
+        consistency.check_shapes(tensors, self.comm, self.place.hosts)
+        if meeting.root is not None:
+            self._follow(meeting.root, meeting.over)
         else:
-            HERE.enter("initial broadcast")
-            self.adapter.sync()
+            self._begin(meeting)
+        self._handover.ready()
         HERE.enter("ready to train")
         self._votes.begin(self.comm, self.state.step)
         HERE.training = True
-        self._is_ready = True
         return self.state
 
-    def _furthest(self) -> int | None:
-        """Collective. The first of the ranks whose last step is the latest, if any has been trained on."""
-        steps = self.comm.allgather(self.state.step if self._is_ready else -1, name="setup/steps")
-        return None if max(steps) < 0 else steps.index(max(steps))
+    def _begin(self, meeting: Meeting) -> None:
+        """Collective. No rank holds anything: resume, or start."""
+        HERE.enter("looking for a checkpoint")
+        self.resumed = self.checkpoints.resume(self.options.resume)
+        if self.resumed is not None:
+            self.state = self.resumed.state
+            if self.options.resume == "auto":  # who names a checkpoint goes on from it
+                self._votes.over = self.resumed.content.stopped
+            self._values = self.resumed.content.valid if self._ended else {}
+        elif meeting.torn:
+            raise refuse_torn()
+        else:
+            HERE.enter("initial broadcast")
+            self.adapter.sync()
+        self._window.follow(())
+        self.first_step = self.state.step
 
-    def _follow(self, root: int) -> None:
-        """Collective. Stand where ``root`` stands. A lost rank may have let some do a step that others could not finish."""
+    def _follow(self, root: int, over: str) -> None:
+        """Collective. Stand where ``root`` stands."""
         HERE.enter("taking over what the other ranks hold")
-        self.adapter.settle()  # what the others have gathered since the last time is not lost
-        self.adapter.sync(root)
-        held: Held = self.comm.broadcast(self._held() if self.comm.world.rank == root else None, name="setup/held", root=root)
-        if held.owes or held.state != self.state:
-            for callback, state in zip(self.callbacks, held.callbacks, strict=True):
-                if state:
-                    callback.load_state_dict(dict(state))
-        self.state, self._owes, self._values, self._votes.over = held.state, held.owes, held.values, held.over
-        self._window = {name: self._window.get(name, Mean()) for name in held.window}
-        self.checkpoints.best = held.best
-        self._before = held.callbacks, held.best
-
-    def _held(self) -> Held:
-        callbacks, best = self._before if self._owes else self._now()
-        return Held(self.state, self._owes, tuple(self._window), self._values, self._votes.over, callbacks, best)
-
-    def _now(self) -> tuple[tuple[dict[str, Any], ...], BestSoFar]:
-        return tuple(callback.state_dict() for callback in self.callbacks), self.checkpoints.best
+        mine = Held(self.state, self.first_step, self._window.names, self._values, self.checkpoints.best)
+        held = self._handover.follow(self.comm, self.adapter, root, mine)
+        self.state, self.first_step, self._values, self.checkpoints.best = held.state, held.first_step, held.values, held.best
+        self._window.follow(held.window)
+        self._votes.over = over
 
     def fit(self, loggers: Sequence[Logger] = ()) -> Summary:
         """Collective. Train to the end, or until a rank's callback asks to stop.
@@ -256,7 +203,7 @@ class Trainer:
             steps=self.state.step,
             epochs=self.state.epoch,
             samples=self.state.samples,
-            samples_per_s=self._clock.samples_per_s,
+            samples_per_s=self._window.clock.samples_per_s,
             valid=self._values,
             stopped=self._votes.over,
             run_dir=str(self.run_dir.path) if self.run_dir else "",
@@ -264,26 +211,29 @@ class Trainer:
 
     def evaluate(self) -> Mapping[str, float]:
         """Collective. Means over every validation sample exactly once, the same on all ranks. Empty without data."""
-        if self.valid is None:
+        loader = self.place.validation
+        if loader is None:
             return {}
         HERE.enter("evaluation")
         self.adapter.settle()
-        sampler = Sampler(len(self.valid), self.recipe.batch_size, shuffle=False)
         total: Means = {}
-        for batch in Loader(self.valid, sampler, self.loader.share).epoch(0):
+        for batch in loader.epoch(0):
             total = metrics.merge(total, self.adapter.eval_step(batch.data))
             HERE.moved()
-        self._values = metrics.values(self._reduce(total, "metrics/valid"), "valid/")
-        self._values |= {f"valid/{name}": value for name, value in self.adapter.eval_end().items()}
-        self._tell(self._values)
-        self._votes.add(callback.on_evaluate(self.state, self._values) for callback in self.callbacks)
+        values = metrics.values(window.reduce(total, self.comm, name="metrics/valid"), "valid/")
+        values |= {f"valid/{name}": value for name, value in self.adapter.eval_end().items()}
+        self._votes.add(callback.on_evaluate(self.state, values) for callback in self.callbacks)
         self._vote()
-        return self._values
+        self._values = values
+        self._tell(values)  # when nothing can interrupt it any more: what is done again is told once
+        return values
 
     def _train(self) -> None:
         """Collective. All steps that are left."""
-        if self._owes:
+        if self._handover.owes:
             self._after_step()
+        if self._handover.must_save:
+            self._save()
         with closing(self._batches()) as batches:
             for batch in batches:
                 self._update(batch)
@@ -291,41 +241,33 @@ class Trainer:
                 if self._ended:
                     break
                 HERE.enter("data loading")
-                self._clock.mark()
+                self._window.clock.mark()
         if not self._values:  # nothing was left to train
-            self._values = (self.resumed and self.resumed.content.valid) or self.evaluate()
-        HERE.enter("waiting for the last checkpoint")
-        self.checkpoints.wait()
-        self._owes = False
+            self.evaluate()
+        self._wait()
 
     def _after_step(self) -> None:
         """Collective, so whether something is done hangs on the step, the options and reduced numbers alone."""
         evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
         logging = self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0
-        if logging and self._window:  # else the line was written before what was to follow was interrupted
+        if logging and self._window.names:  # else the line was written before what was to follow was interrupted
             self._log()
         elif logging or self._votes.due(self.state.step):
             self._vote()
+        if self._votes.failed:
+            self._wait()  # which raises on all ranks what the one that wrote knows
+        if self._ended or evaluating:
+            saving = self.checkpoints.evaluated(self.state.step, self.evaluate()) or saving
         if self._votes.asked and not self._ended:
             self._stop()
-        if self._ended or evaluating:
-            saving = self._evaluate_best() or saving
         if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
             self._check_values()
         if self._ended or saving:
             self._save()
-        self._owes = self._ended  # the last checkpoint is still being written, by a rank that may be lost
+        self._handover.settled()
         if self._votes.changed and not self._ended:
+            self._wait()  # by a rank that may be about to leave
             raise HostsChangedError
-
-    def _evaluate_best(self) -> bool:
-        """Collective. Evaluate; whether this is the best step so far, which is to be saved."""
-        values = self.evaluate()
-        return self.checkpoints.evaluated(self.state.step, values)
-
-    @property
-    def _max_steps(self) -> int:
-        return self.options.max_steps or sys.maxsize
 
     @property
     def _epoch_done(self) -> bool:
@@ -333,40 +275,36 @@ class Trainer:
 
     @property
     def _ended(self) -> bool:
-        return bool(self._votes.over) or self.state.step >= self._max_steps or self.state.epoch >= self.recipe.epochs
+        return bool(self._votes.over) or self.place.is_over(self.state)
 
     def _due(self, every: int | None) -> bool:
         return self._epoch_done if every is None else self.state.step % every == 0
 
     def _batches(self) -> Generator[Batch]:
         HERE.enter("data loading")
-        self._clock.mark()
+        self._window.clock.mark()
         while not self._ended:
-            yield from self.loader.epoch(self.state.epoch, self.state.position)
+            yield from self.place.loader.epoch(self.state.epoch, self.state.position)
 
     def _update(self, batch: Batch) -> None:
         """Collective. One optimizer update."""
         HERE.enter("training step")
-        rate = None if self.lr is None else float(self.lr(self.state.step))  # NumPy's numbers do not belong in checkpoints
-        seed = step_seed(self.recipe.seed, self.state.step, self.comm.world.rank)
+        step, part = self.state.step, batch.slice
         try:
-            means = self.adapter.train_step(batch.data, lr=rate, weight=batch.slice.weight, seed=seed)
+            means = self.adapter.train_step(
+                batch.data, lr=self.place.lr(step), weight=part.weight, seed=self.place.layers_seed(step)
+            )
         except NotFiniteError as error:
-            raise self._with_samples(error, batch.slice).everywhere() from None
+            raise self._with_samples(error, part).everywhere() from None
         except Exception as error:
-            error.add_note(str(batch.slice))
+            error.add_note(str(part))
             raise
-        self._window = metrics.merge(self._window, means)
-        self._clock.lap(batch.slice.global_count)
-        self.state = self.state.after(batch.slice.global_count)
-        if self.state.position >= self.sampler.num_samples:
-            self.state = self.state.next_epoch()
+        self._window.add(means, part.global_count)
+        self.state = self.place.advance(self.state, part.global_count)
         HERE.step = self.state.step
         self._votes.add(callback.on_step_end(self.state) for callback in self.callbacks)
         if self.comm.world.elastic:
-            self._owes, self._before = True, self._now()
-        if self.checkpoints.failed:
-            self._votes.add(["a checkpoint could not be written"])  # saving raises it on all ranks
+            self._handover.stepped(self.checkpoints.best)
 
     def _with_samples(self, error: NotFiniteError, mine: Slice) -> HvdtrainError:
         """Collective. The error with the samples that the rank to blame had in this step."""
@@ -381,42 +319,30 @@ class Trainer:
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""
         HERE.enter("metrics reduction")
-        window = self._window
-        means = self._reduce({**window, **self._votes.bring(self.state.step)}, "metrics/train")
-        self._window = {}
-        self._clock.lap()  # reading the figures waits for the device, which may be many steps behind
-        votes = {name: means.pop(name) for name in VOTES}
+        step = self.state.step
+        means = self._votes.take(self._window.reduce(self._votes.bring(step), self.comm), step)
+        error = self._window.bad_loss(means.get("loss", Mean()), self.comm, self.place.hosts, step)
         values = metrics.values(means, "train/")
-        if self.lr is not None:
-            values["train/lr"] = float(self.lr(self.state.step - 1))
-        values["speed/samples_per_s"] = self._clock.end_window()
+        if (rate := self.place.lr(step - 1)) is not None:
+            values["train/lr"] = rate
+        values["speed/samples_per_s"] = self._window.close()
         self._tell(values)
-        loss = means.get("loss", Mean())
-        if loss.count and not math.isfinite(loss.value):  # a reduced number: all ranks stop here, before it is saved
-            mine = window.get("loss", Mean())
-            bad = self.comm.allgather(bool(mine.count) and not math.isfinite(mine.value), name="loss/blame")
-            of = ", ".join(f"rank {rank} ({self.hosts[rank]})" for rank, is_bad in enumerate(bad) if is_bad)
-            raise HvdtrainError(
-                f"the training loss of {of or 'all ranks together'} is {values['train/loss']} in the steps up to {self.state.step}",
-                "lower the learning rate or check the data; --resume auto goes on from the last checkpoint, which is older",
-            ).everywhere()
-        self._votes.take(votes, self.state.step)
+        if error is not None:  # all ranks stop here, before it is saved
+            raise error
 
     def _vote(self) -> None:
         """Collective."""
-        self._votes.take(self._reduce(self._votes.bring(self.state.step), "stop/votes"), self.state.step)
+        step = self.state.step
+        self._votes.take(window.reduce(self._votes.bring(step), self.comm, name="stop/votes"), step)
 
     def _stop(self) -> None:
         """Collective. Save, and end before the end."""
         self._save()
-        self.checkpoints.wait()
+        self._wait()
         self._stops.met()
         saved = f"; the checkpoint of step {self.state.step} is saved" if self.run_dir else ""
         again = f"go on from there: the same command with --run-dir {self.run_dir.path}" if self.run_dir else ""
         raise StoppedError(f"stopped in order ({self._votes.asked}) at step {self.state.step}{saved}", again).everywhere()
-
-    def _reduce(self, means: Means, name: str) -> Means:
-        return metrics.reduce(means, lambda numbers: self.comm.allreduce(numbers, name=name).tolist())
 
     def _tell(self, values: Mapping[str, float]) -> None:
         if self.comm.world.is_primary:
@@ -428,7 +354,7 @@ class Trainer:
         if self.comm.world.size > 1:
             HERE.enter("comparing the ranks' weights")
             self.adapter.settle()
-            consistency.check_values(self.adapter.tensors(), self.comm, self.hosts)
+            consistency.check_values(self.adapter.tensors(), self.comm, self.place.hosts)
 
     def _save(self) -> None:
         """Collective."""
@@ -436,56 +362,10 @@ class Trainer:
             HERE.enter("saving a checkpoint")
             self.adapter.settle()
             self.checkpoints.save(self.state, stopped=self._votes.over)
+            self._handover.saving(mine=self.comm.world.is_primary)
 
-    def _data(self) -> dict[str, Any]:
-        """What the meaning of an epoch and a position hangs on."""
-        return {"samples": self.sampler.num_samples, "seed": self.sampler.seed, "shuffle": self.sampler.shuffle}
-
-    def _check_agreement(self) -> None:
-        """Collective. Refuse to train ranks that disagree about the run: they would see other samples, or hang."""
-        HERE.enter("comparing the ranks' set-up")
-        mine = {
-            **self._data(),
-            "batch_size": self.recipe.batch_size,
-            "epochs": self.recipe.epochs,
-            "first lr": None if self.lr is None else self.lr(0),
-            "valid samples": 0 if self.valid is None else len(self.valid),
-            "options": repr(replace(self.options, run_dir=None)),
-        }
-        everyone = self.comm.allgather(mine, name="setup/agreement")
-        for rank, theirs in enumerate(everyone):
-            if theirs != everyone[0]:
-                raise HvdtrainError(
-                    f"rank {rank} is set up otherwise than rank 0: {_different(theirs, everyone[0])}",
-                    "all hosts must have the same recipe, data, options and HVDTRAIN_* variables",
-                ).everywhere()
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """The seed of the random layers of one step on one rank: 63 bits, another for each step and rank."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8, person=b"hvdtrain-layers").digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def _schedule(recipe: Recipe, rule: str, factor: float) -> lr.Schedule | None:
-    if recipe.lr is None:
-        if rule != "none":
-            raise UsageError(
-                f"--lr-scale {rule} scales the recipe's lr, and the recipe gives none",
-                "give it: Recipe(..., lr=0.1) or lr=hvdtrain.lr.warmup(...)",
-            )
-        return None
-    schedule = lr.constant(recipe.lr) if isinstance(recipe.lr, (int, float)) else recipe.lr
-    return schedule if factor == 1.0 else lr.scaled(schedule, factor)
-
-
-def _with_options(recipe: Recipe, options: Options, ranks: int) -> Recipe:
-    changes = {name: value for name in ("batch_size", "epochs", "seed") if (value := getattr(options, name)) is not None}
-    if options.batch_size_per_rank is not None:
-        changes["batch_size"] = options.batch_size_per_rank * ranks
-    return replace(recipe, **changes)
-
-
-def _different(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    names = [name for name in {**first, **second} if first.get(name) != second.get(name)]
-    return ", ".join(f"{name} {first.get(name)} instead of {second.get(name)}" for name in names)
+    def _wait(self) -> None:
+        """Collective."""
+        HERE.enter("waiting for the last checkpoint")
+        self.checkpoints.wait()
+        self._handover.saved()

@@ -25,7 +25,6 @@ from hvdtrain.progress import HERE
 from hvdtrain.rank import Rank, guard, watched
 from hvdtrain.recipe import RecipeFunction
 from hvdtrain.rundir import RunDir, write_json
-from hvdtrain.state import TrainState
 from hvdtrain.stops import STARTED, Stops
 from hvdtrain.trainer import Summary, Trainer
 from hvdtrain.world import World
@@ -80,16 +79,14 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
             )  # fmt: skip
         else:
             trainer.move(comm)
-        first = trainer.prepare()
-        _fit(rank, config, trainer, function, first, change)
+        trainer.prepare()
+        _fit(rank, config, trainer, function, change)
 
     HERE.enter("connecting the ranks")
     rounds(rank, recipe.adapter.framework, hosts, train_round)
 
 
-def _fit(
-    rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction, first: TrainState, change: Change | None
-) -> None:
+def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction, change: Change | None) -> None:
     """Collective. Train, and tell of it."""
     assert rank.run_dir is not None
     loggers: list[Logger] = []
@@ -98,7 +95,7 @@ def _fit(
             run_json.write(rank.run_dir, config, trainer, function)
             _greet(trainer, rank.run_dir)
         else:
-            say(change.text(rank.world.size, first.step))
+            say(change.text(rank.world.size, trainer.state.step))
         loggers = _loggers(trainer, rank.run_dir)
     try:
         summary = trainer.fit(loggers)
@@ -107,7 +104,7 @@ def _fit(
             logger.close()
     if rank.world.is_primary:
         write_json(rank.run_dir.summary_json, asdict(summary))
-        say(_closing(summary, first.step, trainer.resumed))
+        say(_closing(summary, trainer.first_step, trainer.resumed))
 
 
 def _claim_run_dir(rank: Rank, config: Config, *, again: bool) -> Path:
@@ -129,7 +126,7 @@ def _claim_run_dir(rank: Rank, config: Config, *, again: bool) -> Path:
 
 def _loggers(trainer: Trainer, run_dir: RunDir) -> list[Logger]:
     loggers: list[Logger] = [
-        ConsoleLogger(trainer.total_steps, trainer.recipe.epochs, trainer.state.step, live=trainer.comm.world.size == 1),
+        ConsoleLogger(trainer.total_steps, trainer.place.recipe.epochs, trainer.state.step, live=trainer.comm.world.size == 1),
         JsonLinesLogger(run_dir.metrics_jsonl, trainer.state.step),
     ]
     try:
@@ -142,19 +139,19 @@ def _loggers(trainer: Trainer, run_dir: RunDir) -> list[Logger]:
 
 
 def _greet(trainer: Trainer, run_dir: RunDir) -> None:
-    world, state = trainer.comm.world, trainer.state
+    world, state, place = trainer.comm.world, trainer.state, trainer.place
     ranks = (
         f"{world.size} ranks on {world.num_nodes} host{'s' if world.num_nodes > 1 else ''}" if world.size > 1 else "1 process"
     )
-    epochs = f"{trainer.recipe.epochs} epoch{'s' if trainer.recipe.epochs > 1 else ''}"
+    epochs = f"{place.recipe.epochs} epoch{'s' if place.recipe.epochs > 1 else ''}"
     say(
-        f"{trainer.adapter.framework} on {ranks}: {trainer.sampler.num_samples:,} samples, "
-        f"global batch {trainer.sampler.batch_size}, {epochs}, {trainer.total_steps} steps; files in {run_dir.path}"
+        f"{trainer.adapter.framework} on {ranks}: {place.sampler.num_samples:,} samples, "
+        f"global batch {place.sampler.batch_size}, {epochs}, {trainer.total_steps} steps; files in {run_dir.path}"
     )
     if trainer.options.lr_scale != "none":
         say(
-            f"learning rate: the recipe's times {trainer.lr_factor:.4g} ({trainer.options.lr_scale} rule, "
-            f"batches of {trainer.recipe.batch_size} instead of {trainer.base_batch_size})"
+            f"learning rate: the recipe's times {place.lr_factor:.4g} ({trainer.options.lr_scale} rule, "
+            f"batches of {place.recipe.batch_size} instead of {place.base_batch_size})"
         )
     if state.step and state.step < trainer.total_steps:
         say(f"resuming at step {state.step}, epoch {state.epoch + 1}, after {state.position:,} samples of it")

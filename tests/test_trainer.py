@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,11 @@ from hvdtrain.config import Options
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampler import Sampler
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.handover import Held, Standing
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
-from hvdtrain.trainer import HostsChangedError, Trainer, step_seed
+from hvdtrain.stops import StoppedError, Stops
+from hvdtrain.trainer import HostsChangedError, Trainer
 from hvdtrain.world import World
 from tests.support import recipes
 
@@ -128,7 +131,7 @@ def test_the_logged_training_loss_is_the_mean_over_the_samples_of_the_window():
     check = Trainer(other, LocalCommunicator(World()))
     check.prepare()
     total = count = 0.0
-    for batch in check.loader.epoch(0):
+    for batch in check.place.loader.epoch(0):
         mean = other.adapter.train_step(batch.data, lr=None, weight=1.0)["loss"]
         total, count = total + mean.total, count + mean.count
     assert count == 1003
@@ -292,13 +295,6 @@ def test_a_share_on_one_process_is_the_whole_and_an_unknown_host_is_refused():
         fit(share="node9=2")
 
 
-def test_random_layers_get_another_seed_at_each_step_and_rank_and_the_same_ones_again():
-    seeds = {step_seed(seed, step, rank) for seed in range(3) for step in range(20) for rank in range(4)}
-    assert len(seeds) == 240
-    assert step_seed(1, 7, 2) == step_seed(1, 7, 2)
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
 class Spoiled:
     """Adapters that fail in a step."""
 
@@ -324,7 +320,7 @@ def test_gradients_that_are_not_finite_are_told_with_the_samples_of_the_rank_to_
         failing_recipe(NotFiniteError("the gradient of a is not finite on rank 0", "hint", 0)), LocalCommunicator(World())
     )
     trainer.prepare()
-    first = next(trainer.sampler.epoch(0))
+    first = next(trainer.place.sampler.epoch(0))
     with pytest.raises(HvdtrainError) as caught:
         trainer.fit()
     assert caught.value.message.endswith(f"on rank 0, in its {first}")
@@ -337,7 +333,7 @@ def test_any_other_error_of_a_step_is_told_with_this_ranks_samples():
     trainer.prepare()
     with pytest.raises(ValueError, match="mine") as caught:
         trainer.fit()
-    assert caught.value.__notes__ == [str(next(trainer.sampler.epoch(0)))]
+    assert caught.value.__notes__ == [str(next(trainer.place.sampler.epoch(0)))]
 
 
 def test_an_error_of_a_data_source_names_its_batch():
@@ -403,7 +399,14 @@ def fails_once(method, at: int):
     return called
 
 
-INTERRUPTED = [("train_step", 20), ("eval_step", 2), ("metrics/train", 5), ("metrics/valid", 1), ("checkpoint/written", 3)]
+INTERRUPTED = [
+    ("train_step", 20),
+    ("eval_step", 2),
+    ("metrics/train", 5),
+    ("metrics/valid", 1),
+    ("stop/votes", 2),  # of the first evaluation; the first one is at step 1
+    ("checkpoint/written", 3),
+]
 
 
 @pytest.mark.parametrize(("what", "at"), INTERRUPTED)
@@ -429,6 +432,7 @@ def test_what_a_lost_rank_interrupts_is_done_once_and_nothing_else_twice(tmp_pat
     assert np.array_equal(adapter.weights, whole.adapter.weights)
     assert recipe.callbacks[0].told == ["start 0", f"evaluate {STEPS_PER_EPOCH}", f"evaluate {2 * STEPS_PER_EPOCH}"]
     assert lines.steps("train/loss") == [4, 8, 12, 16, 20, 24, 28, 32]
+    assert lines.steps("valid/loss") == [16, 32]
     assert sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*")) == ["step-00000016", "step-00000032"]
 
 
@@ -446,3 +450,116 @@ def test_when_hosts_change_all_ranks_stop_after_a_step_and_go_on_there():
     whole = recipes.linear()
     fit(whole)
     assert np.array_equal(recipe.adapter.weights, whole.adapter.weights)
+
+
+def saved(run_dir: Path) -> list[str]:
+    return sorted(path.name[-2:] for path in (run_dir / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("lost_in", ["a step", "what follows a step", "the last wait"])
+def test_a_checkpoint_that_is_lost_with_the_rank_that_wrote_it_is_saved_again(tmp_path: Path, lost_in: str):
+    """Here the new primary is the same process, which is made to have no part in the first write."""
+    recipe, elastic, lines = recipes.linear(), LocalCommunicator(World(elastic=True)), Lines()
+    losing = LosesARank(World(elastic=True))
+    if lost_in == "a step":
+        recipe.adapter.train_step = fails_once(recipe.adapter.train_step, 20)  # type: ignore[method-assign]
+    else:
+        losing.calls = {"metrics/train": 5} if lost_in == "what follows a step" else {"checkpoint/written": 3}
+    trainer = Trainer(recipe, losing, options=Options(log_every=4), run_dir=RunDir(tmp_path))
+    trainer.prepare()
+    with pytest.raises(RuntimeError, match="shut down"):
+        trainer.fit([lines])
+    stood_at = trainer.state.step
+    assert stood_at == {"a step": 19, "what follows a step": 20, "the last wait": 32}[lost_in]
+    shutil.rmtree(tmp_path / "checkpoints")
+    trainer._handover.saving(mine=False)
+    trainer.move(elastic)
+    trainer.prepare()
+    trainer.fit([lines])
+    assert saved(tmp_path) == sorted({str(stood_at), "32"})
+    assert lines.steps("valid/loss") == [16, 32]
+
+
+def test_the_checkpoint_is_whole_before_the_ranks_meet_as_hosts_changed(tmp_path: Path):
+    recipe, elastic, written = recipes.linear(), LocalCommunicator(World(elastic=True)), []
+
+    def slow_snapshot(snapshot=recipe.adapter.snapshot):
+        write = snapshot()
+        return lambda directory: (time.sleep(0.2), write(directory))
+
+    recipe.adapter.snapshot = slow_snapshot  # type: ignore[method-assign]
+    news = iter([False, True])
+    trainer = Trainer(
+        recipe, elastic, options=Options(log_every=4, save_every=4), run_dir=RunDir(tmp_path), changes=lambda: next(news, False)
+    )
+    trainer.prepare()
+    trainer.checkpoints.close = lambda: written.append(saved(tmp_path))  # type: ignore[method-assign]
+    with pytest.raises(HostsChangedError):
+        trainer.fit()
+    assert written == [["04"]]
+
+
+def test_a_joining_rank_knows_where_the_job_began(tmp_path: Path):
+    fit(run_dir=tmp_path, max_steps=9)
+    trainer = Trainer(
+        recipes.linear(), LocalCommunicator(World(elastic=True)), options=Options(max_steps=20), run_dir=RunDir(tmp_path)
+    )
+    trainer.prepare()
+    trainer.fit()
+    trainer.move(LocalCommunicator(World(elastic=True)))
+    trainer.prepare()
+    assert (trainer.first_step, trainer.state.step) == (9, 20)
+
+
+@pytest.mark.parametrize("stop_at", [10, 12])
+def test_a_stop_at_a_step_to_evaluate_evaluates_first_and_a_resume_does_not_again(tmp_path: Path, stop_at: int):
+    stops, lines = Stops(), Lines()
+
+    class Asks(hvdtrain.Callback):
+        def on_step_end(self, state: TrainState) -> None:
+            if state.step == stop_at:
+                stops._signal = "SIGTERM"
+
+    trainer = Trainer(
+        replace(recipes.linear(), callbacks=(Asks(),)), LocalCommunicator(World()),
+        options=Options(eval_every=5, log_every=2), run_dir=RunDir(tmp_path), stops=stops,
+    )  # fmt: skip
+    trainer.prepare()
+    with pytest.raises(StoppedError, match=rf"stopped in order \(SIGTERM\) at step {stop_at}; the checkpoint of step"):
+        trainer.fit([lines])
+    assert lines.steps("valid/loss") == [5, 10]
+    assert fit(run_dir=tmp_path, eval_every=5)[2].steps("valid/loss") == [15, 20, 25, 30, 32]
+
+
+def test_figures_of_a_checkpoint_that_is_not_the_end_are_not_those_of_the_end(tmp_path: Path):
+    fit(run_dir=tmp_path, max_steps=16)
+    without = replace(recipes.linear(), valid=None)
+    assert fit(without, run_dir=tmp_path)[0].valid == {}
+
+
+class JoinsOneThatIsLost(LocalCommunicator):
+    """Two ranks, of which the first stands at step 7 and goes while this one takes over its weights."""
+
+    def allgather(self, value, *, name: str):
+        return [Standing(7), value] if name == "setup/standing" else [value]
+
+    def broadcast(self, value, *, name: str, root: int = 0):
+        if name == "state":
+            raise RuntimeError("Horovod has been shut down")
+        return Held(TrainState(7)) if name == "setup/held" else value
+
+
+def test_what_was_half_taken_over_is_trained_on_from_a_checkpoint_or_not_at_all(tmp_path: Path):
+    fit(run_dir=tmp_path / "with", max_steps=5)
+    for run_dir in (RunDir(tmp_path / "with"), None):
+        trainer = Trainer(recipes.linear(), JoinsOneThatIsLost(World(1, 2, elastic=True)), run_dir=run_dir)
+        with pytest.raises(RuntimeError, match="shut down"):
+            trainer.prepare()
+        trainer.move(LocalCommunicator(World(elastic=True)))
+        if run_dir is not None:
+            assert trainer.prepare().step == 5
+            assert trainer.fit().steps == 32
+        else:
+            with pytest.raises(HvdtrainError, match="the ranks that held the state of the training are lost") as caught:
+                trainer.prepare()
+            assert caught.value.on_all_ranks

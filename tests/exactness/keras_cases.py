@@ -293,7 +293,7 @@ def train(name: str, comm: Any) -> list[np.ndarray]:
     trainer = started(made, comm)
     if name == "unequal shares":
         weights = tuple(range(comm.world.size, 0, -1))
-        trainer.loader = replace(trainer.loader, share=Share.weighted(comm.world.rank, weights))
+        trainer.place = trainer.place.with_share(Share.weighted(comm.world.rank, weights))
     before = state(made)
     trainer.fit()
     return before + state(made)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -534,7 +533,7 @@ def train(name: str, comm: Any) -> list[np.ndarray]:
     trainer.prepare()
     if name == "unequal shares":
         weights = tuple(range(comm.world.size, 0, -1))
-        trainer.loader = replace(trainer.loader, share=Share.weighted(comm.world.rank, weights))
+        trainer.place = trainer.place.with_share(Share.weighted(comm.world.rank, weights))
     model = made.adapter.model  # type: ignore[attr-defined]
     before = _arrays(model)
     trainer.fit()
