@@ -100,7 +100,7 @@ def check(path: Path, *, sums: bool = True) -> Checkpoint:
     for fault in faults(path, sums=sums):
         raise DamagedError(fault)
     try:
-        with _reading(path / "state.json"):
+        with reading(path / "state.json"):
             content = json.loads((path / "state.json").read_text(encoding="utf-8"))
         version = int(content["format"])
         if version != FORMAT:
@@ -120,7 +120,7 @@ def faults(path: Path, *, sums: bool = True) -> Iterator[str]:
         HvdtrainError: a file cannot be read now.
     """
     try:
-        with _reading(path / "manifest.json"):
+        with reading(path / "manifest.json"):
             manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest.items()}
     except _GONE:
@@ -135,7 +135,7 @@ def faults(path: Path, *, sums: bool = True) -> Iterator[str]:
             continue
         size, digest = expected[name]
         try:
-            with _reading(path / name):
+            with reading(path / name):
                 found = (path / name).stat().st_size
                 is_other = found == size and sums and sha256(path / name) != digest
             if found != size:
@@ -147,7 +147,7 @@ def faults(path: Path, *, sums: bool = True) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """What the file system refuses for now is no damage: passing over a good checkpoint would lose what was trained."""
     try:
         yield
@@ -201,8 +201,13 @@ def latest(root: Path) -> Checkpoint | None:
 
 
 def root_of(where: Path) -> Path:
-    """The directory of checkpoints of a run, or ``where`` itself."""
-    return where / "checkpoints" if (where / "checkpoints").is_dir() else where
+    """The directory of checkpoints of a run, or ``where`` itself.
+
+    Raises:
+        HvdtrainError: it cannot be read.
+    """
+    with reading(where):
+        return where / "checkpoints" if (where / "checkpoints").is_dir() else where
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -222,7 +227,7 @@ def steps(root: Path) -> list[Path]:
         HvdtrainError: ``root`` cannot be read.
     """
     try:
-        with _reading(root):
+        with reading(root):
             return [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
     except _GONE:
         return []

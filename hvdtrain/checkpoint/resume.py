@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.adapters import Adapter
-from hvdtrain.checkpoint.files import Checkpoint, DamagedError, check, find, root_of, step_of, steps
+from hvdtrain.checkpoint.files import Checkpoint, DamagedError, check, find, reading, root_of, step_of, steps
 from hvdtrain.comm import Communicator, agree
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.launch.environment import is_secret
@@ -105,7 +105,10 @@ def _load(chosen: Checkpoint, adapter: Adapter, settings: Mapping[str, Any]) -> 
             "train the recipe it was saved by, or start anew: --resume never --run-dir NEW",
         )
     try:
-        adapter.load(chosen.model)
+        with reading(chosen.model):
+            adapter.load(chosen.model)
+    except HvdtrainError:  # it cannot be read, or says itself what is wrong
+        raise
     except Exception as error:
         # PyTorch says what is wrong from the second line on.
         reason = " ".join(line.strip() for line in str(error).splitlines()[:4])

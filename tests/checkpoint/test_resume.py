@@ -81,6 +81,17 @@ def test_what_cannot_be_read_for_the_moment_is_no_damage(tmp_path, adapter, monk
         resume(tmp_path, adapter, COMM)
 
 
+def test_a_file_that_cannot_be_read_in_the_end_is_no_recipe_that_does_not_fit(tmp_path, adapter, monkeypatch):
+    save(tmp_path, 1, adapter)
+
+    def load(directory):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(adapter, "load", load)
+    with pytest.raises(HvdtrainError, match="model cannot be read: Stale file handle"):
+        resume(tmp_path, adapter, COMM)
+
+
 def test_newer_checkpoints_are_looked_for_without_reading_them(tmp_path, adapter, monkeypatch):
     DAMAGES["a file cut short"](save(tmp_path, 9, adapter))
     save(tmp_path, 2, adapter)
