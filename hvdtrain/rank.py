@@ -117,7 +117,8 @@ def _last_words(rank: Rank, error: BaseException) -> int:
     words = _words(rank, text, hint, trace, code) | {"stopped": isinstance(error, StoppedError | StopNow)}
     _tell_relay(words)
     _write_down(rank, words)
-    _print(rank, "Note" if words["stopped"] else "Error", text, hint, trace)
+    if not (words["stopped"] and os.environ.get(WORDS_WANTED)):  # the launcher says it
+        _print(rank, "Note" if words["stopped"] else "Error", text, hint, trace)
     return code
 
 

@@ -159,7 +159,7 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
     hosts, elastic, np = _hosts(base, options)
     with process.unwinding(), contextlib.ExitStack() as stack:
         work = Work(what) if is_program else recipe_work(before, what, stack, dry_run=dry_run)
-        options |= {"launch_dir": stack.enter_context(_folder()), "started": time.time()}
+        options |= {"launch_dir": stack.enter_context(_folder()), "started": None if dry_run else time.time()}
         used, ranks, asks = hosts, np, False
         for number in itertools.count(1):
             try:
@@ -341,7 +341,9 @@ def _job(
     selection = environment.select(base, options["env"], given)
     controller: Controller = "mpi" if options["mpi"] and elastic is None else "gloo"
     _warn(environment.check_controller(base, selection.values, controller))
-    told = {failures.JOB_VARIABLE: secrets.token_hex(4), STARTED: str(options["started"])} if work.is_recipe else {}
+    told = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.is_recipe else {}
+    if work.is_recipe and options["started"] is not None:  # a command that is printed may be used later
+        told[STARTED] = str(options["started"])
     job = Job(
         argv=work.argv,
         hosts=hosts,

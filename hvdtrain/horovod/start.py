@@ -22,11 +22,11 @@ def limit_stalls(limit_s: float, environ: MutableMapping[str, str], *, ends: boo
     """Leave the end of a job that does not move to our own watchdog, which explains it; Horovod ends it later, if nobody else did.
 
     Args:
-        limit_s: the watchdog's; 0 if there is none.
+        limit_s: the watchdog's; 0 if there is none. Before it is reached, the primary says once which ranks keep which tensor waiting.
         ends: whether the watchdog ends the job. If not, Horovod does not either.
     """
     if limit_s:
-        environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, min(STALL_CHECK_S, int(limit_s / 3)))))
+        environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(1, int(limit_s * 0.6))))
         environ.setdefault(
             "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(limit_s * SETUP_FACTOR) + STALL_END_S) if ends else "0"
         )

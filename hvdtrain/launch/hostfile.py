@@ -186,7 +186,8 @@ def _contradictions(entries: Sequence[_Entry]) -> list[Mistake]:
     differing = [entry for entry in others if (entry.user, entry.port) != (first.user, first.port)]
     if any(entry.slots is not None or entry.max_slots is not None for entry in entries):
         again, what = others[0], "is named again, first on {}, and its slots are stated"
-        hint = f"name '{first.name}' once, with all its slots: '{first.name} slots=4'"
+        stated = [entry.slots or 1 for entry in entries]
+        hint = f"name '{first.name}' once, with all its slots: '{first.name} slots={sum(stated)}'"
     elif differing:
         again, what, hint = differing[0], "has another user or port on {}", f"name '{first.name}' with one user and one port"
     else:
@@ -285,7 +286,7 @@ def _twice(key: str, first: str, second: str) -> UsageError:
 
 def _positive(key: str, value: str, text: str, limit: int, name: str) -> int:
     """The number that ``text`` gives."""
-    example = f"write '{name} {key}={4 if key != 'port' else 2222}'"
+    example = f"write '{name} {'slots=4 port=2222' if key == 'port' else f'{key}=4'}'"
     digits = value.lstrip("0")
     if _DIGITS.fullmatch(digits) is None:
         zero = f"; to leave {name} out, comment its line out" if value and not digits and key == "slots" else ""

@@ -19,6 +19,7 @@ _MAX_OPEN_FILES = 128
 #: What TensorFlow 2.21 writes at each import, before any setting could silence it: known, and no news.
 _NOISE = re.compile(
     r"WARNING: All log messages before absl::InitializeLog|I0000 .* port\.cc:\d+\] oneDNN custom operations are on"
+    r"|mpirun: Forwarding signal \d+ to job"
 )
 #: Boxes of Open MPI's about what we tell better: who failed, or that a signal ended the job.
 _BOX = re.compile(r"MPI_ABORT was invoked on rank |An MPI communication peer process has unexpectedly disconnected\.")

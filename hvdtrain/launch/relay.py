@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import select
 import shlex
 import signal
@@ -28,6 +29,8 @@ from hvdtrain.launch.placement import DeviceError, as_started, environment_for, 
 _DRAIN_S = 1.0
 #: How often it is looked at.
 _LOOK_MS = 1000
+#: What TensorFlow says of itself on stderr: no reason for anything.
+_CHATTER = re.compile(r"[IW]\d{4} \d\d:|WARNING: All log messages before absl|To enable the following instructions")
 #: What is kept of the rank's last lines on stderr, and of each.
 _TAIL_LINES, _TAIL_CHARS = 20, 2000
 #: How words begin that a launcher may take for its own, and the mark that keeps it from that.
@@ -235,7 +238,7 @@ class Relay:
                     self._words = words
                 if not text:
                     continue
-            if kind == "e" and text.strip() and not progress:
+            if kind == "e" and text.strip() and not progress and not _CHATTER.match(text):
                 self._tail = [*self._tail[-_TAIL_LINES + 1 :], text[:_TAIL_CHARS]]
             yield text, progress
 

@@ -113,7 +113,7 @@ def test_all_mistakes_of_a_file_come_together() -> None:
         "hosts:5: host 'node01' is named again, first on hosts:1, and its slots are stated\n"
         "    node01:4\n"
         "Hint: write 'node02 slots=4'; use slots=, max_slots=, user= and port=; "
-        "name 'node01' once, with all its slots: 'node01 slots=4'"
+        "name 'node01' once, with all its slots: 'node01 slots=8'"
     )
 
 
