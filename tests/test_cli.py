@@ -106,7 +106,7 @@ def test_training_writes_what_the_run_directory_promises(in_tmp):
 
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(in_tmp):
     hvdtrain("train", LINEAR, "--run-dir", "run", "--save-every", "4", "--max-steps", "8", cwd=in_tmp)
-    (in_tmp / "run/checkpoints/step-00000008/model/linear.npz").write_bytes(b"")
+    (in_tmp / "run/checkpoints/step-00000008/model/model.npz").write_bytes(b"")
     result = hvdtrain("train", LINEAR, "--run-dir", "run", cwd=in_tmp)
     assert result.returncode == 0
     assert "step-00000008 is damaged" in result.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import UsageError
-from hvdtrain.rundir import RunDir, create, held, read_json_lines, write_json
+from hvdtrain.rundir import RunDir, claimed_at, create, held, read_json_lines, write_json
 
 
 def test_the_names_of_files_do_not_change() -> None:
@@ -109,3 +111,14 @@ def test_two_jobs_of_the_same_second_get_two_directories(tmp_path: Path, monkeyp
     made = {create("a/digits.py") for _ in range(5)}
     assert len(made) == 5
     assert all(path.is_dir() and path.parts[0] == "runs" and path.name.startswith("digits-2") for path in made)
+
+
+def test_a_folder_is_claimed_anew_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert claimed_at(tmp_path) is None
+    RunDir(tmp_path).claim().close()
+    os.utime(tmp_path / ".lock", (1, 1))
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks available")))
+    RunDir(tmp_path).claim().close()
+    claimed = claimed_at(tmp_path)
+    assert claimed is not None
+    assert claimed > 1
