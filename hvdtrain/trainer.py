@@ -16,9 +16,8 @@ from hvdtrain.checkpoint.run import RunCheckpoints
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
 from hvdtrain.data.loader import Batch
-from hvdtrain.data.sampler import Slice
 from hvdtrain.data.sources import as_source
-from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.handover import Handover, Held, Meeting, refuse_torn
 from hvdtrain.loggers import Logger
 from hvdtrain.metrics import Mean, Means
@@ -295,7 +294,7 @@ class Trainer:
                 batch.data, lr=self.place.lr(step), weight=part.weight, seed=self.place.layers_seed(step)
             )
         except NotFiniteError as error:
-            raise self._with_samples(error, part).everywhere() from None
+            raise error.with_samples(str(part), self.comm) from None
         except Exception as error:
             error.add_note(str(part))
             raise
@@ -305,16 +304,6 @@ class Trainer:
         self._votes.add(callback.on_step_end(self.state) for callback in self.callbacks)
         if self.comm.world.elastic:
             self._handover.stepped(self.checkpoints.best)
-
-    def _with_samples(self, error: NotFiniteError, mine: Slice) -> HvdtrainError:
-        """Collective. The error with the samples that the rank to blame had in this step."""
-        everyone = self.comm.allgather(str(mine), name="samples of the step")
-        whose = (
-            f"in its {everyone[error.rank]}"
-            if error.rank is not None
-            else f"in the global batch that begins with {everyone[0]}"
-        )
-        return HvdtrainError(f"{error.message}, {whose}", error.hint)
 
     def _log(self) -> None:
         """Collective. Reduce and log the window of steps; the same reduction carries the votes to stop."""

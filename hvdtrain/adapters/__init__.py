@@ -99,6 +99,12 @@ class NotFiniteError(HvdtrainError):
         super().__init__(message, hint)
         self.rank = rank
 
+    def with_samples(self, mine: str, comm: Communicator) -> HvdtrainError:
+        """Collective. The error with the samples that the rank to blame had in this step; ``mine``: this rank's."""
+        everyone = comm.allgather(mine, name="samples of the step")
+        whose = f"in the global batch that begins with {everyone[0]}" if self.rank is None else f"in its {everyone[self.rank]}"
+        return HvdtrainError(f"{self.message}, {whose}", self.hint).everywhere()
+
 
 def blame(tensors: Sequence[str], loss: float | None, host: str, comm: Communicator) -> NoReturn:
     """Collective. Raise the error of gradients that are not finite, on all ranks alike.
