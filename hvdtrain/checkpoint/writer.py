@@ -198,9 +198,10 @@ def _not_written(path: Path, error: Exception, written: int) -> HvdtrainError:
         free = shutil.disk_usage(path.parent).free
     # A framework's writer may hide the operating system's error, so look at the disk as well.
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (free is not None and free < max(written, 1 << 16)):
-        are_free = "" if free is None else f", {free:,} are free"
+        needs = f"needs more than {written:,} bytes" if written else "cannot be begun"
+        are_free = "" if free is None else f", {free:,} bytes are free"
         return HvdtrainError(
-            f"the disk is full: the checkpoint {path} needs more than {written:,} bytes{are_free}",
+            f"the disk is full: the checkpoint {path} {needs}{are_free}",
             "free some space or lower --keep; the older checkpoints are whole, so --resume auto goes on from the last one",
         )
     if not isinstance(error, OSError):  # a defect: who is to mend it needs to know where
