@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from hvdtrain.comm import Communicator
-from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch.failures import JOB_VARIABLE
 from hvdtrain.launch.frames import RUNNING, WORDS_WANTED, words_line
 from hvdtrain.launch.stall import Stall
 from hvdtrain.progress import HERE
 from hvdtrain.rundir import RunDir, write_json
-from hvdtrain.stops import StopNow, StoppedError
+from hvdtrain.stops import EXIT_STOPPED, StopNow, StoppedError
 from hvdtrain.watchdog import Watchdog
 from hvdtrain.world import World
 
@@ -70,8 +70,11 @@ def fail(rank: Rank, error: BaseException) -> int:
     try:
         code = _last_words(rank, error)
     finally:  # even if nobody can be told: the others wait for this rank
-        if rank.comm is not None and not getattr(error, "on_all_ranks", False):
-            rank.comm.abort(code)
+        if not getattr(error, "on_all_ranks", False):
+            if rank.comm is not None:
+                rank.comm.abort(code)
+            elif rank.world.size > 1:  # it may have met the others already: an exit in order would wait for them
+                os._exit(code)
     return code
 
 
@@ -155,7 +158,7 @@ def _tell_relay(words: Mapping[str, Any]) -> None:
 def _write_down(rank: Rank, words: Mapping[str, Any]) -> None:
     """In the run directory, unless another job holds it."""
     if rank.run_dir is not None:
-        with contextlib.suppress(OSError, UsageError):
+        with contextlib.suppress(OSError, HvdtrainError):
             if not rank.is_claimed:  # no rank of this job holds it yet
                 rank.run_dir.check_free()
             write_json(rank.run_dir.error_json(rank.world.rank), words)
@@ -171,13 +174,20 @@ def _reason(rank: Rank, error: BaseException) -> tuple[str, str, int]:
         again = f"go on from the last checkpoint with --run-dir {rank.run_dir.path}" if rank.run_dir else ""
         return f"interrupted: {HERE.where}", again, 130
     if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) and error.code else 1
+        code = error.code if isinstance(error.code, int) and error.code not in (0, EXIT_STOPPED) else 1
         return f"sys.exit({error.code!r}) was called before the end of the training", "", code
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if out_of_memory(error):
-        first = next(iter(str(error).splitlines()), "") or type(error).__name__
+        first = next(iter(_text(error).splitlines()), "") or type(error).__name__
         return f"out of memory{notes}: {first[:200]}", _LESS_MEMORY, 1
-    return f"{type(error).__name__}: {error}{notes}", "", 1
+    return f"{type(error).__name__}: {_text(error)}{notes}", "", 1
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as odd:
+        return f"(its text cannot be told: {type(odd).__name__})"
 
 
 _LESS_MEMORY = (
@@ -193,5 +203,5 @@ def out_of_memory(error: BaseException) -> bool:
         return True
     return (
         isinstance(error, RuntimeError)
-        and re.search(r"DefaultCPUAllocator|[Cc]annot allocate memory|out of memory", str(error)) is not None
+        and re.search(r"DefaultCPUAllocator|[Cc]annot allocate memory|out of memory", _text(error)) is not None
     )

@@ -17,7 +17,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
 
 _LOCK = ".lock"
 
@@ -123,8 +123,7 @@ def _claim(folder: Path, what: str, option: str) -> IO[str]:
         pass  # a file system without locks: go on without
     with contextlib.suppress(OSError):  # a full disk is told where something is lost by it
         lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
+        os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())  # nothing is left for its close
     return lock
 
 
@@ -164,11 +163,20 @@ def create(recipe: str) -> Path:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write ``value`` so that a reader sees the old file or the new one, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write ``value`` so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        HvdtrainError: it cannot be written.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise HvdtrainError(f"{path} cannot be written: {error.strerror}", "make room, or use another --run-dir") from error
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -57,7 +57,7 @@ class Stops:
     def reason(self) -> str:
         """Empty as long as the run may go on."""
         if self._signal:
-            return self._signal
+            return "on request" if self._signal == "SIGUSR1" else self._signal  # run sends it for its own signals
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             return f"--max-time {self._max_s:g} s is over"
         return ""

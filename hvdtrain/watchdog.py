@@ -24,7 +24,7 @@ SETUP_FACTOR = 10
 #: From this part of the limit on, a rank says where it stands, so that the launcher knows of all when the first reaches the limit.
 EARLY = 0.5
 #: Time that Python may be held up by native code beyond the limit, before the C library's own thread tells the stacks.
-_NATIVE_S = 10.0
+_NATIVE_S = 1.5
 _TICK_S = 0.5
 
 #: Whose data loading it is that a step waits for.
@@ -54,13 +54,13 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        seen, still_s, told = self._progress.moved_at, 0.0, False
+        seen, still_s, told, patience = self._progress.moved_at, 0.0, False, 1
         tick_s = min(_TICK_S, self._limit_s / 8)
         while not self._closed.wait(tick_s):
-            limit_s = self._limit_s * (SETUP_FACTOR if self._progress.step is None else 1)
+            limit_s = self._limit_s * patience * (SETUP_FACTOR if self._progress.step is None else 1)
             self._arm(limit_s)
             if self._progress.moved_at != seen:
-                seen, still_s, told = self._progress.moved_at, 0.0, False
+                seen, still_s, told, patience = self._progress.moved_at, 0.0, False, 1
                 continue
             still_s += tick_s  # not by the clock: a process that was stopped, or a machine that slept, did not stall
             if still_s >= limit_s * EARLY and not told:
@@ -68,7 +68,7 @@ class Watchdog:
                 self._tell(still_s, final=False)
             if still_s >= limit_s:
                 self._tell(still_s, final=True)
-                seen, still_s, told = self._progress.moved_at, 0.0, False
+                still_s, told, patience = 0.0, False, 2 * patience  # where it is not ended by that, not to be told all the time
 
     def _tell(self, still_s: float, *, final: bool) -> None:
         try:

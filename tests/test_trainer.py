@@ -21,6 +21,7 @@ from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampler import Sampler
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.handover import Held, Standing
+from hvdtrain.metrics import Mean
 from hvdtrain.rundir import RunDir
 from hvdtrain.state import TrainState
 from hvdtrain.stops import StoppedError, Stops
@@ -250,7 +251,11 @@ def test_ranks_that_are_set_up_otherwise_are_told_apart():
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_saved(tmp_path):
-    recipe = replace(recipes.linear(), train=(np.full((640, recipes.FEATURES), np.nan), np.zeros(640, int)))
+    class Lost(LinearAdapter):  # its gradients are finite all the same
+        def train_step(self, batch, **more):
+            return {**super().train_step(batch, **more), "loss": Mean(np.nan, 64)}
+
+    recipe = replace(recipes.linear(), adapter=Lost(recipes.FEATURES, recipes.CLASSES))
     with pytest.raises(HvdtrainError, match=r"the training loss of rank 0 \(.*\) is nan in the steps up to 3") as caught:
         fit(recipe, run_dir=tmp_path, save_every=3, log_every=100)
     assert caught.value.on_all_ranks
@@ -563,3 +568,23 @@ def test_what_was_half_taken_over_is_trained_on_from_a_checkpoint_or_not_at_all(
             with pytest.raises(HvdtrainError, match="the ranks that held the state of the training are lost") as caught:
                 trainer.prepare()
             assert caught.value.on_all_ranks
+
+
+def test_a_gradient_that_is_not_finite_names_its_samples_in_numpy_too():
+    recipe = replace(recipes.linear(), train=(np.full((640, recipes.FEATURES), np.nan), np.zeros(640, int)))
+    with pytest.raises(
+        HvdtrainError, match="the gradient of weights is not finite on rank 0 .*, where the loss is nan, in its samples"
+    ):
+        fit(recipe)
+
+
+def test_a_source_that_gives_fewer_samples_than_it_was_asked_for_is_told():
+    class Short:
+        def __len__(self):
+            return 100
+
+        def take(self, indices):
+            return np.zeros((len(indices) - 1, recipes.FEATURES)), np.zeros(len(indices) - 1, int)
+
+    with pytest.raises(HvdtrainError, match="the data source gave 63 samples for 64 indices"):
+        fit(replace(recipes.linear(), train=Short()))

@@ -5,6 +5,7 @@ It needs no framework and no Horovod, so it also runs where neither is installed
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.adapters import batch_pair
+from hvdtrain.adapters import batch_pair, blame
 from hvdtrain.comm import Communicator
 from hvdtrain.metrics import Mean, Means
 
@@ -57,6 +58,9 @@ class LinearAdapter:
         local = inputs.T @ errors / max(len(targets), 1)
         # The exact gradient of the global batch: each rank's mean, weighted by its part of the samples, summed.
         total = self._comm.allreduce((weight * local).ravel(), name="gradient")
+        if not np.isfinite(total).all():
+            loss = means["loss"].value if len(targets) else None
+            blame([] if np.isfinite(local).all() else ["weights"], loss, socket.gethostname(), self._comm)
         self.velocity = self.momentum * self.velocity + total.reshape(local.shape)
         self.weights = self.weights - (self.lr if lr is None else lr) * self.velocity
         return means

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.data.sampler import WHOLE, Sampler, Share, Slice
-from hvdtrain.data.sources import EpochSource, Source
+from hvdtrain.data.sources import EpochSource, Source, length
+from hvdtrain.errors import HvdtrainError
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,12 @@ class Loader:
 
 def _take(source: Source, part: Slice) -> Any:
     try:
-        return source.take(part.indices)
+        batch = source.take(part.indices)
+        if (count := length(batch)) not in (None, len(part.indices)):
+            raise HvdtrainError(
+                f"the data source gave {count} samples for {len(part.indices)} indices ({part})", "take(indices) gives one each"
+            )
+        return batch
     except Exception as error:
         if not getattr(error, "__notes__", None):  # it does not name the sample yet
             error.add_note(f"in the batch of {part}")

@@ -157,6 +157,16 @@ def _leaves(data: Any) -> list[Any]:
     return [data]
 
 
+def length(data: Any) -> int | None:
+    """The number of samples in a batch, by its first array; None where that has no length."""
+    while isinstance(data, (dict, tuple)) and data:
+        data = next(iter(data.values() if isinstance(data, dict) else data))
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
 def _map(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, dict):
         return {name: _map(function, value) for name, value in data.items()}

@@ -246,7 +246,7 @@ class Relay:
         """Tell when somebody has stopped the rank (SIGSTOP), or lets it go on: it cannot do so itself."""
         assert self._child is not None
         suspended = linux.is_stopped(self._child.pid)
-        if suspended != self._is_suspended:
+        if suspended != self._is_suspended and not self._told:  # we continue it ourselves to end it
             self._is_suspended = suspended
             self._wire.report({"suspended": suspended})
 

@@ -102,8 +102,8 @@ def _silence(rank: int, host: str, suspended: Collection[int], ended: Collection
     if rank in suspended:
         return f"on {host} is stopped (SIGSTOP, or a debugger)"
     if rank in ended:
-        return f"on {host} was ended"
-    return f"on {host} says nothing: is the host, or its network, down? or does native code keep Python's lock (stacks above)?"
+        return f"on {host} did not say where it stands: it got on until then, or native code keeps Python's lock (stacks above)"
+    return f"on {host} says nothing: is the host, or its network, down?"
 
 
 class Missing:

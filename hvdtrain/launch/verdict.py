@@ -37,6 +37,8 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
     found = watch.failures()
     if not code and (watch.is_elastic or not found):
         return None
+    if watch.was_asked_early:
+        return Verdict("stopped before the ranks began", _AGAIN, EXIT_STOPPED, is_final=True, stopped=True)
     why, hint = _why_gone(watch)
     code = failures.exit_code(found, code) if found else code
     final = watch.was_signalled or watch.was_asked or code == UsageError.exit_code
@@ -56,8 +58,6 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
             message = f"{message}\nthe elastic job could not go on with the ranks that were left"
             return Verdict(message, found[0].hint or again, code, final)
         return Verdict(f"{message}\n{why}" if watch.silent_hosts() else message, found[0].hint, code, final)
-    if watch.was_asked and not watch.any_started:
-        return Verdict("stopped before the ranks began", _AGAIN, EXIT_STOPPED, is_final=True, stopped=True)
     uncalled = watch.uncalled(code)
     if uncalled is not None and uncalled.exit_code == code and not watch.was_signalled:
         return Verdict(failures.report([uncalled]), "somebody's kill, or is its host going down?", code, final)

@@ -31,8 +31,8 @@ class Watch:
         self._started: dict[int, str] = {}
         #: whether a rank has failed by itself
         self.any_failed = False
-        #: whether somebody asked us for a stop in order
-        self.was_asked = False
+        #: whether somebody asked us for a stop in order, and whether that was before any rank had begun
+        self.was_asked = self.was_asked_early = False
         #: whether a rank was told to end, by whomever
         self.any_told = False
         self._ended: dict[int, Ended] = {}  # in the order in which we heard of it
@@ -84,11 +84,7 @@ class Watch:
 
     def asked(self) -> None:
         """The job was asked to stop in order: whatever comes now, it is not to be started again."""
-        self.was_asked = True
-
-    @property
-    def any_started(self) -> bool:
-        return bool(self._started)
+        self.was_asked, self.was_asked_early = True, not self._started
 
     @property
     def was_signalled(self) -> bool:

@@ -103,7 +103,7 @@ def test_a_job_that_does_not_move_is_judged_by_what_its_ranks_said_also_by_a_sto
         "no progress for 60 s",
         "ranks 0 and 1 wait in allreduce of layer2.weight (step 412)",
         "rank 2 on node2 is stopped (SIGSTOP, or a debugger)",
-        "rank 3 on node3 says nothing: is the host, or its network, down? or does native code keep Python's lock (stacks above)?",
+        "rank 3 on node3 says nothing: is the host, or its network, down?",
     ]
 
 

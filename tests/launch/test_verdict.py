@@ -151,8 +151,11 @@ def test_a_job_that_was_asked_to_stop_is_not_to_be_started_again_whatever_comes_
     assert judge(143, watch) == Verdict(
         "stopped before the ranks began", "give the same command again: nothing was lost", 75, is_final=True, stopped=True
     )
-    for event in (*ALL_STARTED, FAILED):
+    watch = Watch(JOB, clock=lambda: 100.0)
+    for event in ALL_STARTED:
         watch.see(event)
+    watch.asked()
+    watch.see(FAILED)
     verdict = judge(1, watch)
     assert verdict is not None
     assert (verdict.exit_code, verdict.is_final, verdict.stopped) == (3, True, False)

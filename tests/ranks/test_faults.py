@@ -194,7 +194,7 @@ def test_a_run_that_is_asked_to_stop_saves_on_all_ranks_at_one_step_and_says_so_
         code, text = job.finish(30)
     assert code == 75, text
     last = job.steps()[-1]
-    assert f"stopped in order (SIGUSR1) at step {last}; the checkpoint of step {last} is saved" in text
+    assert f"stopped in order (on request) at step {last}; the checkpoint of step {last} is saved" in text
     assert not job.orphans()
     assert (tmp_path / f"run/checkpoints/step-{last:08}").is_dir()
     assert job.go_on() == list(range(1, STEPS + 1))  # nothing lost, nothing again
