@@ -573,7 +573,7 @@ def test_what_was_half_taken_over_is_trained_on_from_a_checkpoint_or_not_at_all(
 def test_a_gradient_that_is_not_finite_names_its_samples_in_numpy_too():
     recipe = replace(recipes.linear(), train=(np.full((640, recipes.FEATURES), np.nan), np.zeros(640, int)))
     with pytest.raises(
-        HvdtrainError, match="the gradient of weights is not finite on rank 0 .*, where the loss is nan, in its samples"
+        HvdtrainError, match=r"the gradient of weights is not finite on rank 0 .*, where the loss is nan, in its samples"
     ):
         fit(recipe)
 
