@@ -101,10 +101,12 @@ def test_a_full_disk_is_told_on_stderr_and_nothing_is_raised(pipe: tuple[int, in
 STOPS = """
 import os, sys
 from hvdtrain.cli.terminal import Terminal
-from hvdtrain.launch import Command, process
+from hvdtrain.launch import Command, frames, process
 terminal = Terminal()
-command = Command(("/bin/sh", "-c", "trap 'exit 75' USR1; while :; do echo $0; done", "x" * 1000), passes_on=True)
-show = lambda event, is_error: terminal.write(event.text)
+begun = b"".join(frames.encode(0, "here", "s", "")).decode().strip()
+script = "trap 'exit 75' USR1; echo \"$1\"; while :; do echo $0; done"
+command = Command(("/bin/sh", "-c", script, "x" * 1000, begun), passes_on=True)
+show = lambda event, is_error: terminal.write(getattr(event, "text", "begun"))
 code = process.run(command, os.environ, show, outlet=terminal, stop_s=20)
 terminal.finish()
 sys.exit(code)
@@ -112,10 +114,12 @@ sys.exit(code)
 
 
 def test_a_stalled_reader_does_not_hold_up_a_stop_in_order() -> None:
-    running = subprocess.Popen([sys.executable, "-c", STOPS], stdout=subprocess.PIPE)
-    assert running.stdout is not None
-    assert running.stdout.readline()
-    time.sleep(1)  # the buffers in between are full by then
-    running.terminate()
-    assert running.wait(timeout=10) == 75
-    running.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", STOPS], stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        time.sleep(1)  # the buffers in between are full by then
+        running.terminate()
+        try:
+            assert running.wait(timeout=10) == 75
+        finally:
+            running.kill()
