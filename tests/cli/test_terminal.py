@@ -104,7 +104,7 @@ from hvdtrain.cli.terminal import Terminal
 from hvdtrain.launch import Command, frames, process
 terminal = Terminal()
 begun = b"".join(frames.encode(0, "here", "s", "")).decode().strip()
-script = "trap 'exit 75' USR1; echo \"$1\"; while :; do echo $0; done"
+script = 'trap "exit 75" USR1; echo "$1"; while :; do echo $0; done'
 command = Command(("/bin/sh", "-c", script, "x" * 1000, begun), passes_on=True)
 show = lambda event, is_error: terminal.write(getattr(event, "text", "begun"))
 code = process.run(command, os.environ, show, outlet=terminal, stop_s=20)
