@@ -103,7 +103,7 @@ import os, sys
 from hvdtrain.cli.terminal import Terminal
 from hvdtrain.launch import Command, frames, process
 terminal = Terminal()
-begun = b"".join(frames.encode(0, "here", "s", "")).decode().strip()
+begun = b"".join(frames.encode(0, "here", "s", "")).decode().removesuffix(chr(10))
 script = 'trap "exit 75" USR1; echo "$1"; while :; do echo $0; done'
 command = Command(("/bin/sh", "-c", script, "x" * 1000, begun), passes_on=True)
 show = lambda event, is_error: terminal.write(getattr(event, "text", "begun"))
