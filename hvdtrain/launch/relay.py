@@ -27,6 +27,8 @@ from hvdtrain.launch.placement import DeviceError, as_started, environment_for, 
 
 #: How long output may still come after the rank is gone.
 _DRAIN_S = 1.0
+#: Signals that come together are one.
+_ONE_S = 0.3
 #: How often it is looked at.
 _LOOK_MS = 1000
 #: What TensorFlow says of itself on stderr: no reason for anything.
@@ -159,6 +161,7 @@ class Relay:
         said_at = self._words.get("time")
         # A rank that had said why it fails was not ended by us, even if it was still there when we were told to end it.
         before = isinstance(said_at, int | float) and said_at < self._told_at
+        before = before or self._words.get("stopped") is True  # nor was one that stopped in order, though it was told to
         words: dict[str, Any]
         if self._was_left and not before:
             code = 128 + signal.SIGKILL
@@ -253,9 +256,10 @@ class Relay:
     # --- the end
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """Politely the first time, by force the second."""
+        """Politely the first time, by force the second. What Slurm sends to each process of a step comes again from the keeper."""
         if self._told and frame is not None:
-            self._kill(number, frame)
+            if time.time() - self._told_at > _ONE_S:
+                self._kill(number, frame)
             return
         self._told, self._told_at = number, time.time()
         self._said = failures.exception_in(self._tail)

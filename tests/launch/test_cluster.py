@@ -336,7 +336,7 @@ def test_a_recipe_goes_on_with_the_hosts_that_are_left_when_one_loses_its_power(
     note("power cut, --max-restarts", "mpirun", seconds, seconds, code, [], f"Error: {again} of 60 steps done again")
     assert code == 0, job.text
     assert "node2 is left out: no answer on port 22" in job.text
-    assert "restart 1 of 1: 1 ranks on node1:1" in job.text
+    assert "restart 1 of 1: 1 rank on node1:1" in job.text
     assert set(steps(tmp_path)) == set(range(1, 61))
     assert again <= 7
     assert not cluster.left(5)

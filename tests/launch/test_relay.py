@@ -426,3 +426,20 @@ def test_a_rank_that_takes_more_memory_than_its_control_group_has_is_said_to_hav
         group.rmdir()
     assert code == 137
     assert ended(events)["error"].startswith("killed by signal 9 (SIGKILL): out of memory")
+
+
+def test_a_rank_that_stops_in_order_when_it_is_told_to_is_heard(tmp_path: Path) -> None:
+    said = words_line({"stopped": True, "error": "saved"}).encode().hex()
+    script = (
+        "import signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (sys.stderr.buffer.write(bytes.fromhex('{said}')), sys.exit(75)))\n"
+        f"open('{tmp_path}/ready', 'w').write(chr(10))\n"
+        "time.sleep(60)\n"
+    )
+    running = popen(sys.executable, "-c", script, more=("--grace", "5"))
+    wait_for(tmp_path / "ready")
+    running.send_signal(signal.SIGTERM)
+    running.send_signal(signal.SIGTERM)  # one request: Slurm's reaches each process of a step
+    code, events = finish(running)
+    assert code == 75
+    assert (ended(events)["error"], ended(events)["told"]) == ("saved", 0)
