@@ -59,6 +59,7 @@ def keep(work: Callable[[Callable[[], None]], int], lost: Callable[[int, int], N
                     os.kill(worker, signal.SIGCONT)
                     told = told or taken.si_signo
                     kill_at = min(kill_at, time.monotonic() + grace_s + _WORKERS_OWN_S)
+        told = told or min(signal.sigpending() & set(ENDING), default=0)  # they came with its end
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
         # A signal that waits for us would end us as soon as it is let through: before that, nothing may be left below us.
         linux.kill_descendants()
