@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-STEPS, PAIRS = 20, 4
+STEPS, PAIRS = 20, 3
 WORDS, WIDTH, LAYERS, HEADS, LENGTH, BATCH = 3000, 384, 6, 6, 64, 32
 BOUND = 1.03
 
