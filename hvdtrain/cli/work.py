@@ -44,10 +44,6 @@ class Work:
         has_own = any(RunDir(self.run_dir).checkpoints.glob("step-*"))
         return replace(self, argv=(*self.argv, *_GO_ON)) if self.resume == "never" or has_own else self
 
-    @property
-    def errors(self) -> Path | None:
-        return RunDir(self.run_dir).errors if self.run_dir is not None else None
-
 
 def recipe_work(before: tuple[str, ...], what: tuple[str, ...], stack: contextlib.ExitStack, *, dry_run: bool) -> Work:
     """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here.

@@ -173,7 +173,7 @@ def unwinding() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)  # another one must not tear the cleaning up
         raise _Signalled(number)
 
-    before = {number: signal.getsignal(number) for number in Forwarding.SIGNALS}
+    before = {number: signal.getsignal(number) for number in {*Forwarding.SIGNALS, *Forwarding.ASKING}}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, unwind)

@@ -44,9 +44,8 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
     final = watch.was_signalled or watch.was_asked or code == UsageError.exit_code
     final |= bool(found) and found[0].phase == "launch"  # what cannot be started now will not be later
     if found:
-        if stopped := next(
-            (failure for failure in found if failure.stopped), None
-        ):  # all have agreed, or none goes on without it
+        stopped = next((failure for failure in found if failure.stopped), None)
+        if stopped is not None:  # all have agreed, or none goes on without it
             return Verdict(stopped.error, stopped.hint, EXIT_STOPPED, is_final=True, stopped=True)
         if found[0].stalled and watch.stall():
             return Verdict(watch.stall(), found[0].hint, code, final)

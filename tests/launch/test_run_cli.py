@@ -544,3 +544,22 @@ def test_what_cannot_be_started_is_not_tried_again(tmp_path: Path) -> None:
     )
     assert done.returncode == 127
     assert "restart" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_before_a_restart_ends_it_and_leaves_nothing(number: int, tmp_path: Path) -> None:
+    words = ["run", "-np", "1", "--gloo", "--max-restarts", "3", "--", "sh", "-c", "exit 3"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain", *words], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        while "failed first" not in running.stderr.readline():
+            pass
+        time.sleep(0.3)  # it waits for what the failed job still holds
+        running.send_signal(number)
+        said = running.stderr.read()
+    assert running.returncode == 128 + number
+    assert f"ended by a signal ({signal.Signals(number).name})" in said
+    assert "restart" not in said
+    assert not list(tmp_path.glob("hvdtrain-*"))
