@@ -18,8 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.adapters import batch_pair, blame, keras_files, keras_norm, keras_state, refuse_sum
+from hvdtrain.adapters import batch_pair, blame, keras_files, keras_metrics, keras_norm, keras_state, refuse_sum
 from hvdtrain.adapters.keras_reducer import Reducer
+from hvdtrain.adapters.keras_traced import Traced
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.metrics import Mean, Means
@@ -38,7 +39,7 @@ class _Plan:
     #: numbers of the variables that get a gradient on some rank; None until the ranks have agreed
     used: list[int] | None = None
     #: the step, by whether it sets the random streams
-    steps: dict[bool, _Traced] = field(default_factory=dict)
+    steps: dict[bool, Traced] = field(default_factory=dict)
 
 
 class KerasAdapter:
@@ -78,7 +79,7 @@ class KerasAdapter:
             )
         if not model.trainable_variables:
             raise UsageError(f"the model {model.name!r} has no trainable variable", "set layer.trainable = True on some layer")
-        _check_metrics(metrics)
+        keras_metrics.check(metrics)
         self.model, self.update = model, update
         self._layers = list(model._flatten_layers())
         _set_precision(self._layers, update.precision)
@@ -106,7 +107,7 @@ class KerasAdapter:
         #: of the steps since the moving statistics were last made equal
         self._samples = 0.0
         self._plans: dict[tuple[bool, ...], _Plan] = {}
-        self._evaluate = _Traced(self._traced_evaluate)
+        self._evaluate = Traced(self._traced_evaluate)
 
     def setup(self, comm: Communicator) -> None:
         self._comm = comm
@@ -142,7 +143,7 @@ class KerasAdapter:
             seeds = tf.constant(_seeds(seed, len(self._generators)) if seed is not None else np.zeros((0, 2)), tf.int64)
             seeded = seed is not None and bool(self._generators)
             if seeded not in plan.steps:
-                plan.steps[seeded] = _Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
+                plan.steps[seeded] = Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
             with HERE.waits("allreduce of the gradients, inside the traced step", certain=False):
                 norm, totals, counted = plan.steps[seeded](inputs, targets, factor, seeds)
             if not math.isfinite(float(norm)):
@@ -168,7 +169,7 @@ class KerasAdapter:
     def eval_end(self) -> Mapping[str, float]:
         values: dict[str, float] = {}
         for name, metric in self.objects.items():
-            values |= reduced_result(name, metric, self._comm)
+            values |= keras_metrics.reduced_result(name, metric, self._comm)
             metric.reset_state()
         return values
 
@@ -343,31 +344,6 @@ class KerasAdapter:
             ) from None
 
 
-def reduced_result(name: str, metric: Any, comm: Communicator) -> dict[str, float]:
-    """Collective. What ``metric`` gives on the samples of all ranks; the same names everywhere, on ranks without samples too."""
-    mine = [(variable.aggregation, variable.value.numpy()) for variable in metric.variables]
-    everyone = comm.allgather(mine, name=f"metrics/{name}")
-    result = None
-    if len(mine) == max(map(len, everyone)):  # some metrics make their variables when they see the first sample
-        parts = [theirs for theirs in everyone if len(theirs) == len(mine)]
-        for variable, column in zip(metric.variables, zip(*parts, strict=True), strict=True):
-            arrays = [array for _, array in column]
-            how = column[0][0]
-            whole = arrays[0] if how == "only_first_replica" else sum(arrays[1:], arrays[0])
-            variable.assign(whole / len(arrays) if how == "mean" else whole)
-        result = _flat(name, metric.result())
-    return next(found for found in comm.allgather(result, name=f"metrics/{name}/result") if found is not None)
-
-
-def _flat(name: str, result: Any) -> dict[str, float]:
-    if isinstance(result, Mapping):
-        return {key: value for part in result for key, value in _flat(f"{name}/{part}", result[part]).items()}
-    array = np.asarray(keras.ops.convert_to_numpy(result))
-    if array.ndim == 0:
-        return {name: float(array)}
-    return {f"{name}/{number}": float(value) for number, value in enumerate(array.reshape(-1))}
-
-
 def _set_precision(layers: list[Any], precision: str) -> None:
     if precision != "float32":
         for layer in layers:
@@ -409,38 +385,3 @@ def _as_float32(outputs: Any) -> Any:
 
 def _done(_: object) -> bool:
     return True
-
-
-def _check_metrics(metrics: Any) -> None:
-    hint = 'give them by name: metrics={"accuracy": keras.metrics.sparse_categorical_accuracy}'
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise UsageError(f"metrics must be a dict of functions or keras.metrics objects, got a {type(metrics).__name__}", hint)
-    for name, figure in (metrics or {}).items():
-        if not callable(figure):
-            raise UsageError(f"the metric {name!r} must be a function of (targets, outputs), got {figure!r}", hint)
-
-
-class _Traced:
-    """A ``tf.function`` of (inputs, targets, ...) that leaves open the number of samples and each axis seen to vary.
-
-    So a short last batch does not trace it anew, and sequences padded to another length do once.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._signature: list[Any] = []
-        self._traced: Any = None
-
-    def __call__(self, *tensors: Any) -> Any:
-        given = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tf.nest.flatten(tensors)]
-        if not self._signature:
-            self._signature = [tf.TensorSpec((None, *spec.shape[1:]) if spec.shape.rank else (), spec.dtype) for spec in given]
-        elif all(spec.is_subtype_of(known) for known, spec in zip(self._signature, given, strict=True)):
-            return self._traced(*tensors)
-        else:
-            pairs = zip(self._signature, given, strict=True)
-            self._signature = [known.most_specific_common_supertype([spec]) or spec for known, spec in pairs]
-        signature = tf.nest.pack_sequence_as(list(tensors), self._signature)
-        # Without AutoGraph, as in Keras' own steps: it makes tracing slow, and fails on our calls between ranks.
-        self._traced = tf.function(self._function, input_signature=signature, autograph=False)
-        return self._traced(*tensors)

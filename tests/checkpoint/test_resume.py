@@ -12,15 +12,7 @@ from hvdtrain.checkpoint import files
 from hvdtrain.checkpoint.resume import changed, refuse_newer, resume
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.state import TrainState
-from tests.support import recipes
 from tests.support.checkpoints import COMM, DAMAGES, DATA, save
-
-
-@pytest.fixture
-def adapter():
-    made = recipes.linear().adapter
-    made.setup(COMM)
-    return made
 
 
 def test_what_was_saved_is_loaded(tmp_path, adapter):

@@ -31,13 +31,6 @@ from tests.support.checkpoints import COMM, DAMAGES, DATA, save
 from tests.support.harness import ROOT
 
 
-@pytest.fixture
-def adapter():
-    made = recipes.linear().adapter
-    made.setup(COMM)
-    return made
-
-
 def test_the_manifest_lists_every_file_with_its_sum(tmp_path, adapter):
     path = save(tmp_path, 1, adapter)
     files = json.loads((path / "manifest.json").read_text())["files"]
