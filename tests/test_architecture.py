@@ -62,6 +62,7 @@ FLOORS = {
     "state": 0,
     "lr": 0,
     "update": 0,
+    "exchange": 0,
     "rundir": 0,
     "progress": 0,
     "clock": 0,

@@ -18,6 +18,23 @@ Numbers = Sequence[float] | NDArray[np.float64]
 Op = Literal["sum", "min", "max"]
 
 
+class Segment(Protocol):
+    """Raw memory that the ranks of a host share."""
+
+    #: of each rank of this host, in order of their local ranks
+    parts: list[memoryview]
+    #: their ranks in the world
+    ranks: list[int]
+    #: this rank's place among them
+    rank: int
+
+    def fence(self) -> None:
+        """Order this rank's reads and writes before it against those after it."""
+
+    def free(self) -> None:
+        """Collective over the host."""
+
+
 class Communicator(Protocol):
     """What ranks agree with. Every method but ``abort`` is collective: all ranks call it, in the same order.
 
@@ -36,6 +53,13 @@ class Communicator(Protocol):
 
     def allgather(self, value: Any, *, name: str) -> list[Any]:
         """Collective. Every rank's value, in rank order."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether ``share`` can be called: over MPI."""
+
+    def share(self, nbytes: int) -> Segment:
+        """Collective. Memory of ``nbytes`` bytes of this rank's that all ranks of its host can read and write."""
 
     def abort(self, code: int) -> None:
         """End every rank of the job, now, with exit code ``code``. Does not return where there are other ranks."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Numbers, Op, driver, sockets
+from hvdtrain.comm import Numbers, Op, Segment, driver, sockets
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import require, start
 from hvdtrain.world import World
@@ -74,6 +74,13 @@ class HorovodCommunicator:
     def allgather(self, value: Any, *, name: str) -> list[Any]:
         result: list[Any] = self._hvd.allgather_object(value, name=name)
         return result
+
+    @property
+    def shares_memory(self) -> bool:
+        return False
+
+    def share(self, nbytes: int) -> Segment:
+        raise HvdtrainError("Horovod over Gloo has no memory that ranks share", "run over MPI: leave --gloo out")
 
     def abort(self, code: int) -> None:
         # Gloo has no abort; the launcher ends the others when this rank is gone. Exit handlers would wait for them.

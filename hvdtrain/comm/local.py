@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Numbers, Op
+from hvdtrain.comm import Numbers, Op, Segment
+from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import World
 
 
@@ -24,6 +25,13 @@ class LocalCommunicator:
 
     def allgather(self, value: Any, *, name: str) -> list[Any]:
         return [value]
+
+    @property
+    def shares_memory(self) -> bool:
+        return False
+
+    def share(self, nbytes: int) -> Segment:
+        raise HvdtrainError("a single process has nobody to share memory with")
 
     def abort(self, code: int) -> None:
         pass

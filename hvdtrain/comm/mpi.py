@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Numbers, Op
+from hvdtrain.comm import Numbers, Op, Segment
+from hvdtrain.comm.shared import ALIGN
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import World
 
@@ -61,5 +62,41 @@ class MpiCommunicator:
     def abort(self, code: int) -> None:
         self._comm.Abort(code)
 
+    @property
+    def shares_memory(self) -> bool:
+        return True
+
+    def share(self, nbytes: int) -> Segment:
+        """Collective. Memory of ``nbytes`` bytes of this rank's that all ranks of its host can read and write."""
+        return _Window(self._mpi, self._comm, nbytes)
+
     def close(self) -> None:
         self._comm.Free()
+
+
+class _Window:
+    """A shared window of MPI-3. The MPI does not copy: loads and stores of the ranks are the communication."""
+
+    def __init__(self, mpi: Any, comm: Any, nbytes: int) -> None:
+        local = comm.Split_type(mpi.COMM_TYPE_SHARED)
+        self.rank: int = local.rank
+        self.ranks: list[int] = local.allgather(comm.rank)
+        info = mpi.Info.Create()
+        info.Set("alloc_shared_noncontig", "true")  # each part on pages of its own
+        self._window = mpi.Win.Allocate_shared(nbytes + ALIGN, 1, info, comm=local)
+        info.Free()
+        buffers = [self._window.Shared_query(rank)[0] for rank in range(local.size)]
+        # MPI puts its own counters first. All processes see a part at the same place within a page.
+        self.parts = [memoryview(buffer)[-buffer.address % ALIGN :] for buffer in buffers]
+        self.parts[self.rank][:4096] = bytes(4096)  # the counters of the meetings begin at 0
+        self._window.Lock_all(mpi.MODE_NOCHECK)
+        self._window.Sync()
+        local.Barrier()
+        local.Free()
+
+    def fence(self) -> None:
+        self._window.Sync()
+
+    def free(self) -> None:
+        self._window.Unlock_all()
+        self._window.Free()

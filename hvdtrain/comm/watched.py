@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Communicator, Numbers, Op
+from hvdtrain.comm import Communicator, Numbers, Op, Segment
 from hvdtrain.progress import HERE
 from hvdtrain.world import World
 
@@ -33,6 +33,14 @@ class Watched:
     def allgather(self, value: Any, *, name: str) -> list[Any]:
         with HERE.waits(f"allgather of {name}"):
             return self._inner.allgather(value, name=name)
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._inner.shares_memory
+
+    def share(self, nbytes: int) -> Segment:
+        with HERE.waits("memory that this host's ranks share"):
+            return self._inner.share(nbytes)
 
     def abort(self, code: int) -> None:
         self._inner.abort(code)

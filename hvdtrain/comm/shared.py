@@ -1,0 +1,198 @@
+"""Memory that the ranks of one host share, and the order in which they touch it.
+
+The memory is an MPI-3 shared window. The ranks meet by counters in it: that takes microseconds where a collective of MPI or
+Horovod takes ten to a thousand, gives the processor away while a rank waits, and notices a rank that has died.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from hvdtrain.comm import Segment
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.progress import HERE
+
+#: Each rank's counter and process number stand on a page of their own.
+_HEADER = 4096
+#: bytes, of the beginning of each part and each array: a cache line, and what TensorFlow asks of memory that it takes over
+ALIGN = 64
+#: Elements that are summed at a time: chunks of this size stay in the cache between reading, adding and writing.
+_CHUNK_BYTES = 128 << 10
+#: While ranks wait: so long without giving the processor away, so long giving it to others, then asleep in between.
+_SPIN_S, _YIELD_S, _SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 2e-3, 50e-6, 1e-3
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Field:
+    """An array that every rank of the host has one of, or (``once``) that the host has one of."""
+
+    count: int
+    dtype: DTypeLike = np.float32
+    once: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        size = self.count * np.dtype(self.dtype).itemsize
+        return -(-size // ALIGN) * ALIGN
+
+
+def bytes_needed(fields: Sequence[Field], *, first: bool) -> int:
+    """What a rank brings to the memory; the ``first`` of a host also what there is only one of."""
+    return _HEADER + sum(field.nbytes for field in fields if first or not field.once)
+
+
+class HostMemory:
+    """Arrays in shared memory, and meetings. Made alike by all ranks of the host.
+
+    Args:
+        share: Collective. Makes a segment of so many bytes of this rank's.
+        local_rank: this rank's place on its host.
+        fields: what the memory holds, the same on all ranks.
+    """
+
+    def __init__(self, share: Callable[[int], Segment], local_rank: int, fields: Sequence[Field]) -> None:
+        self._segment = share(bytes_needed(fields, first=local_rank == 0))
+        self.rank, self.size, self.ranks = self._segment.rank, len(self._segment.parts), tuple(self._segment.ranks)
+        self._counters = [part[:8].cast("q") for part in self._segment.parts]
+        self._processes = [part[8:16].cast("q") for part in self._segment.parts]
+        self._met = 0
+        offset, once = _HEADER, _HEADER + sum(field.nbytes for field in fields if not field.once)
+        #: of each field: the array of each rank, or the one that all have
+        self.arrays: list[Any] = []
+        for field in fields:
+            if field.once:
+                self.arrays.append(_array(self._segment.parts[0], once, field))
+                once += field.nbytes
+            else:
+                self.arrays.append([_array(part, offset, field) for part in self._segment.parts])
+                offset += field.nbytes
+        self._processes[self.rank][0] = os.getpid()
+
+    def meet(self, what: str) -> None:
+        """Collective over the host. Returns when all ranks have come so far; what they wrote before can be read then.
+
+        Args:
+            what: is waited for, for those who look.
+
+        Raises:
+            HvdtrainError: the process of a rank that has not come is gone.
+        """
+        self._met += 1
+        self._segment.fence()
+        self._counters[self.rank][0] = self._met
+        if self._missing():
+            self._wait(what)
+        self._segment.fence()
+
+    def close(self) -> None:
+        """Collective over the host."""
+        self.arrays = []
+        self._counters, self._processes = [], []
+        self._segment.free()
+
+    def _missing(self) -> list[int]:
+        return [rank for rank, counter in enumerate(self._counters) if counter[0] < self._met]
+
+    def _wait(self, what: str) -> None:
+        since = time.perf_counter()
+        while (waited := time.perf_counter() - since) < _YIELD_S:
+            if waited > _SPIN_S:
+                os.sched_yield()
+            if not self._missing():
+                return
+        pause, looked = _SLEEP_S, waited
+        with HERE.waits(what, lambda: [f"rank {self.ranks[place]}" for place in self._missing()]):
+            while missing := self._missing():
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LONGEST_SLEEP_S)
+                if (waited := time.perf_counter() - since) - looked > _LOOK_S:
+                    looked = waited
+                    self._look(missing, what)
+
+    def _look(self, missing: Sequence[int], what: str) -> None:
+        for place in missing:
+            process = self._processes[place][0]
+            if process and not _is_alive(process) and place in self._missing():
+                raise HvdtrainError(
+                    f"rank {self.ranks[place]} (process {process}) has ended, and this rank waits for {what}",
+                    "its own words, or the launcher's, say why",
+                )
+
+
+class HostSum:
+    """One flat array on each rank of a host, and their sum: each rank adds up its share of it, in place.
+
+    The sum is the same on all ranks, bit by bit, since each element is added by one rank, in the order of the ranks.
+    """
+
+    def __init__(self, memory: HostMemory, flats: Sequence[NDArray[Any]]) -> None:
+        self._memory, self._flats = memory, flats
+        #: what this rank brings; its share holds the sum after ``add_share``, all of it after ``spread`` and a meeting
+        self.mine = flats[memory.rank]
+        self.share = share(len(self.mine), memory.rank, memory.size)
+        self._chunk = max(1, _CHUNK_BYTES // self.mine.itemsize)
+        self._scratch = np.empty(self._chunk, self.mine.dtype)
+
+    def add_share(self, *, spread: bool) -> float:
+        """Add up this rank's share, after a meeting; the sum of its squares is returned.
+
+        It stands in ``mine`` then, and with ``spread`` in every rank's array (to be read after one more meeting).
+        """
+        squares = 0.0
+        for start in range(self.share.start, self.share.stop, self._chunk):
+            piece = slice(start, min(start + self._chunk, self.share.stop))
+            scratch = self._scratch[: piece.stop - piece.start]
+            np.add(self._flats[0][piece], self._flats[1][piece], out=scratch)
+            for flat in self._flats[2:]:
+                np.add(scratch, flat[piece], out=scratch)
+            for flat in self._flats if spread else (self.mine,):
+                flat[piece] = scratch
+            squares += float(np.dot(scratch, scratch))
+        return squares
+
+
+def share(count: int, rank: int, size: int) -> slice:
+    """The part of ``count`` elements that a rank works on: equal ones, cut where cache lines end."""
+    step = ALIGN // 4
+    cut = [min(count, math.ceil(count * place / size / step) * step) for place in (rank, rank + 1)]
+    return slice(cut[0], cut[1] if rank + 1 < size else count)
+
+
+def room(path: Path = Path("/dev/shm")) -> int | None:
+    """Bytes that are free where shared memory lives; None where that cannot be told.
+
+    More than that can be asked for, and the process is killed when it is touched.
+    """
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _array(part: memoryview, offset: int, field: Field) -> NDArray[Any]:
+    return np.frombuffer(part, dtype=field.dtype, count=field.count, offset=offset)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for yet does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (OSError, IndexError):
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True

@@ -1,0 +1,91 @@
+"""How gradients travel between ranks: what can be asked for, and what is used and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hvdtrain.errors import UsageError
+from hvdtrain.update import Update
+from hvdtrain.world import World
+
+Engine = Literal["auto", "horovod", "shared"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """What the user asks for.
+
+    Attributes:
+        engine: "horovod": flat buckets, each reduced by Horovod as soon as it is ready. "shared": through memory that the
+            ranks of a host share. "auto": the second where it can be had and is faster, else the first.
+        compression: as ``hvdtrain.compression.parse`` takes it.
+        warmup: steps at the start without compression.
+        bucket_mb: size of a bucket in MB (2**20 bytes).
+    """
+
+    engine: Engine = "auto"
+    compression: str = "none"
+    warmup: int = 0
+    bucket_mb: float = 4.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    engine: Literal["horovod", "shared"]
+    reason: str
+
+
+def choose(wanted: Exchange, refusals: Sequence[str], world: World) -> Choice:
+    """The engine, the same on all ranks.
+
+    Args:
+        refusals: of each rank, why it cannot take part in "shared"; empty if it can.
+
+    Raises:
+        UsageError: "shared" is asked for and a rank cannot.
+    """
+    why = next(filter(None, refusals), "")
+    if wanted.engine == "shared":
+        if why:
+            raise UsageError(f"--exchange shared is not possible: {why}", "use --exchange horovod, or auto").everywhere()
+        return Choice("shared", "asked for")
+    if wanted.engine == "horovod":
+        return Choice("horovod", "asked for")
+    if not why and world.num_nodes > 1:
+        why = "several hosts"
+    if why:
+        return Choice("horovod", why)
+    return Choice("shared", f"the {world.size} ranks share this host's memory")
+
+
+def refusal(
+    world: World, update: Update, wanted: Exchange, *, over_mpi: bool, on_host: bool, needed: int, room: int | None
+) -> str:
+    """Why a rank cannot exchange gradients through shared memory; empty if it can.
+
+    Args:
+        over_mpi: whether the ranks meet over MPI.
+        on_host: whether the model is in host memory.
+        needed: bytes that the ranks of this host need together, ``room`` those that there are (None: unknown).
+    """
+    if not on_host:
+        return "the model is on a GPU"
+    if world.elastic:
+        return "ranks of an elastic job may come and go"
+    if not over_mpi:
+        return "the ranks meet over Gloo, shared memory needs MPI"
+    if wanted.compression != "none":
+        return f"compression={wanted.compression} is for networks"
+    if world.local_size == 1:
+        return "this rank is alone on its host"
+    if world.local_size * world.num_nodes != world.size:
+        return "the hosts have different numbers of ranks"
+    if update.op == "adasum":
+        return "op='adasum' is Horovod's"
+    if update.process_sets:
+        return "process_sets are Horovod's"
+    if room is not None and needed > 0.9 * room:
+        return f"{needed >> 20} MB of shared memory are needed and /dev/shm has {room >> 20} MB free"
+    return ""
