@@ -36,6 +36,8 @@ class Progress:
     training: bool = False
     wait: Wait | None = None
     moved_at: float = field(default_factory=time.monotonic)
+    #: told of each phase as it is entered
+    observer: Callable[[str], None] | None = None
 
     @property
     def where(self) -> str:
@@ -44,11 +46,14 @@ class Progress:
     def begin(self) -> None:
         """A new life: nothing is known yet."""
         self.phase, self.step, self.training, self.wait = "reading the environment", None, False, None
+        self.observer = None
         self.moved()
 
     def enter(self, phase: str) -> None:
         self.phase = phase
         self.moved()
+        if self.observer is not None:
+            self.observer(phase)
 
     def moved(self) -> None:
         """Something was done: a step, a batch of an evaluation."""

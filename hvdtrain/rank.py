@@ -41,6 +41,8 @@ class Rank:
     is_claimed: bool = False
     #: holds the run directory
     lock: IO[str] | None = None
+    #: seconds of each phase from the command to the end of the first step; empty before that, and on other ranks than the primary
+    startup: Mapping[str, float] = field(default_factory=dict)
     #: the watchdog has said why, and is about to end the process
     is_ending: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -9,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hvdtrain import recipe as recipes
-from hvdtrain import run_json, rundir
+from hvdtrain import run_json, rundir, startup
 from hvdtrain.checkpoint.files import Checkpoint
 from hvdtrain.comm import agree
 from hvdtrain.comm.driver import HostChanges
@@ -25,6 +26,7 @@ from hvdtrain.progress import HERE
 from hvdtrain.rank import Rank, guard, watched
 from hvdtrain.recipe import RecipeFunction
 from hvdtrain.rundir import RunDir, write_json
+from hvdtrain.startup import Startup
 from hvdtrain.stops import STARTED, Stops
 from hvdtrain.trainer import Summary, Trainer
 from hvdtrain.world import World
@@ -48,6 +50,9 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
     if options.run_dir:
         rank.run_dir = RunDir(Path(options.run_dir))
     rank.world = World.from_env()
+    if rank.world.is_primary:
+        before = startup.before_now(os.environ.get(startup.LAUNCH, ""), now=time.time(), age_s=startup.process_age_s())
+        HERE.observer = startup.Recorder(functools.partial(_begun, rank), before).entered
     stops = Stops(options.max_time, since=float(os.environ.get(STARTED, 0)) or None)
     # Alone it keeps nobody waiting, and may be in a debugger.
     ends = options.stall_action == "end" and (rank.world.size > 1 or rank.world.elastic)
@@ -58,8 +63,9 @@ def _train(rank: Rank, config: Config, function: RecipeFunction | None) -> None:
 
 def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Stops) -> None:
     pin_device(rank.world, os.environ)
-    HERE.enter("building the recipe")
+    HERE.enter("importing the recipe")
     function = function or recipes.load(config.recipe)
+    HERE.enter("building the recipe")
     recipe = recipes.build(function, config.settings)
     settings = recipes.arguments(function, config.settings)
     hosts = HostChanges()
@@ -86,6 +92,12 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
     rounds(rank, recipe.adapter.framework, hosts, train_round)
 
 
+def _begun(rank: Rank, start: Startup) -> None:
+    """The first step is done."""
+    rank.startup = start.phases
+    say(start.text(), dim=True)
+
+
 def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction, change: Change | None) -> None:
     """Collective. Train, and tell of it."""
     assert rank.run_dir is not None
@@ -103,7 +115,7 @@ def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction,
         for logger in loggers:
             logger.close()
     if rank.world.is_primary:
-        write_json(rank.run_dir.summary_json, asdict(summary))
+        write_json(rank.run_dir.summary_json, asdict(summary) | {"startup": rank.startup})
         say(_closing(summary, trainer.first_step, trainer.resumed))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from hvdtrain import startup
 from hvdtrain.cli import misplaced, show
 from hvdtrain.cli.sections import SectionCommand, section
 from hvdtrain.cli.work import CONFIG, Work, is_file, recipe_work
@@ -154,12 +155,13 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
             f"nothing to run: {'no program after --' if is_program else f'no recipe, no program, and no {CONFIG} in {Path.cwd()}'}",
             "hvdtrain run -np 2 RECIPE.py, or hvdtrain run -np 2 -- PROGRAM",
         )
+    began_at = time.time()
     check_lengths((*what, *options["launcher_arg"]), "write it to a file that the program reads")
     base = dict(os.environ)
     hosts, elastic, np = _hosts(base, options)
     with process.unwinding(), contextlib.ExitStack() as stack:
         work = Work(what) if is_program else recipe_work(before, what, stack, dry_run=dry_run)
-        options |= {"launch_dir": stack.enter_context(_folder()), "started": None if dry_run else time.time()}
+        options |= {"launch_dir": stack.enter_context(_folder()), "started": None if dry_run else began_at, "began": began_at}
         used, ranks, asks = hosts, np, False
         for number in itertools.count(1):
             try:
@@ -178,7 +180,7 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
             click.echo(f"Error: {failed.message}", err=True)
             time.sleep(_RESTART_AFTER_S)  # what the failed job still holds (ports, memory, devices) is let go meanwhile
             used, ranks = _remaining(hosts, np, work, options, failed) if asks else (hosts, np)
-            work = work.again()
+            work, options["began"] = work.again(), time.time()
             where = f"{ranks} {'ranks' if ranks > 1 else 'rank'} on {_names(used)}"
             click.secho(f"restart {number} of {options['max_restarts']}: {where}", err=True, fg="yellow")
     return 0
@@ -243,6 +245,8 @@ def _start(
     elif options["nic"]:
         complete = not job.is_remote
         _warn(nics.check(options["nic"], {"this machine": this_host.interfaces()}, complete=complete).warnings)
+    if work.is_recipe and not dry_run:
+        job = replace(job, env={**job.env, startup.LAUNCH: startup.launch(options["began"], time.time())})
     started = choice.launcher.command(job)
     if dry_run:
         click.echo(started.script(base))

@@ -79,11 +79,15 @@ class ConsoleLogger:
         )
 
 
-def say(text: str) -> None:
-    """Print a line. Output that nobody reads any more (``| head``), a closed one or a full disk must not end a training."""
+def say(text: str, *, dim: bool = False) -> None:
+    """Print a line; ``dim`` is seen on a terminal only.
+
+    Output that nobody reads any more (``| head``), a closed one or a full disk must not end a training.
+    """
     if not text:
         return
     try:
+        text = f"\033[2m{text}\033[0m" if dim and sys.stdout.isatty() else text
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except UnicodeEncodeError:
