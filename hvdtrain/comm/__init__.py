@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.compression import Link
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import World
 
@@ -60,6 +61,9 @@ class Communicator(Protocol):
 
     def share(self, nbytes: int) -> Segment:
         """Collective. Memory of ``nbytes`` bytes of this rank's that all ranks of its host can read and write."""
+
+    def link(self) -> Link:
+        """Collective. A way for gradients of its own, which another thread may use at the same time; ``close`` ends it."""
 
     def abort(self, code: int) -> None:
         """End every rank of the job, now, with exit code ``code``. Does not return where there are other ranks."""

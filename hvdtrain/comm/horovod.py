@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.comm import Numbers, Op, Segment, driver, sockets
+from hvdtrain.comm.links import HorovodLink
+from hvdtrain.compression import Link
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import require, start
 from hvdtrain.world import World
@@ -33,7 +35,7 @@ class HorovodCommunicator:
             import horovod.torch as hvd
             import torch
 
-            to_tensor: Callable[[NDArray[np.float64]], Any] = torch.from_numpy
+            to_tensor: Callable[[NDArray[Any]], Any] = torch.from_numpy
         else:
             import horovod.tensorflow as hvd
             import tensorflow as tf
@@ -54,7 +56,7 @@ class HorovodCommunicator:
                 f"{world.source} says rank {world.rank} of {world.size}, Horovod says rank {hvd.rank()} of {hvd.size()}",
                 "start the job with: hvdtrain run, or horovodrun",
             )
-        self._hvd, self._to_tensor = hvd, to_tensor
+        self._hvd, self._to_tensor, self._shares_memory = hvd, to_tensor, framework == "torch"
         self._ops = {"sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
         self.world = world
         try:
@@ -81,6 +83,9 @@ class HorovodCommunicator:
 
     def share(self, nbytes: int) -> Segment:
         raise HvdtrainError("Horovod over Gloo has no memory that ranks share", "run over MPI: leave --gloo out")
+
+    def link(self) -> Link:
+        return HorovodLink(self._hvd, self._to_tensor, in_place=self._shares_memory)
 
     def abort(self, code: int) -> None:
         # Gloo has no abort; the launcher ends the others when this rank is gone. Exit handlers would wait for them.

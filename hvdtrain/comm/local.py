@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.comm import Numbers, Op, Segment
+from hvdtrain.comm.links import LocalLink
+from hvdtrain.compression import Link
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import World
 
@@ -32,6 +34,9 @@ class LocalCommunicator:
 
     def share(self, nbytes: int) -> Segment:
         raise HvdtrainError("a single process has nobody to share memory with")
+
+    def link(self) -> Link:
+        return LocalLink()
 
     def abort(self, code: int) -> None:
         pass

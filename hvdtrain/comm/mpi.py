@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.comm import Numbers, Op, Segment
+from hvdtrain.comm.links import MpiLink
 from hvdtrain.comm.shared import ALIGN
+from hvdtrain.compression import Link
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.world import World
 
@@ -37,6 +39,7 @@ class MpiCommunicator:
             )
         self._mpi = MPI
         self._comm = MPI.COMM_WORLD.Dup()
+        self._links: list[Any] = []
         self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
         self.world = world.with_hosts(self._comm.allgather(self._host()))
 
@@ -70,8 +73,13 @@ class MpiCommunicator:
         """Collective. Memory of ``nbytes`` bytes of this rank's that all ranks of its host can read and write."""
         return _Window(self._mpi, self._comm, nbytes)
 
+    def link(self) -> Link:
+        self._links.append(self._comm.Dup())
+        return MpiLink(self._links[-1], self._mpi)
+
     def close(self) -> None:
-        self._comm.Free()
+        for comm in (*self._links, self._comm):
+            comm.Free()
 
 
 class _Window:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.comm import Communicator, Numbers, Op, Segment
+from hvdtrain.compression import Link
 from hvdtrain.progress import HERE
 from hvdtrain.world import World
 
@@ -41,6 +42,10 @@ class Watched:
     def share(self, nbytes: int) -> Segment:
         with HERE.waits("memory that this host's ranks share"):
             return self._inner.share(nbytes)
+
+    def link(self) -> Link:
+        with HERE.waits("a link for gradients"):
+            return self._inner.link()
 
     def abort(self, code: int) -> None:
         self._inner.abort(code)

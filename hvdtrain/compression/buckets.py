@@ -1,0 +1,39 @@
+"""Buckets as flat arrays, and pieces of them that stay in a core's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hvdtrain.compression import Floats
+
+#: elements of one piece: 128 KiB of float32
+CHUNK = 32 * 1024
+
+
+def flat(tensors: Sequence[Floats]) -> Floats:
+    """The bucket that ``tensors`` are views of, as one writable array.
+
+    Raises:
+        ValueError: they do not lie one after the other in memory.
+    """
+    ends_at = tensors[0].ctypes.data
+    for tensor in tensors:
+        if tensor.dtype != np.float32 or not tensor.flags.c_contiguous or tensor.ctypes.data != ends_at:
+            raise ValueError("a bucket's tensors must be float32 and lie one after the other in memory")
+        ends_at += tensor.nbytes
+    return np.lib.stride_tricks.as_strided(tensors[0].reshape(-1), (sum(tensor.size for tensor in tensors),), writeable=True)
+
+
+def chunks(start: int, stop: int) -> Iterator[slice]:
+    """``start`` to ``stop`` in pieces."""
+    for first in range(start, stop, CHUNK):
+        yield slice(first, min(first + CHUNK, stop))
+
+
+def all_finite(array: Floats) -> bool:
+    """Whether every element is finite."""
+    # The sum of an array costs a fifth of looking at its elements one by one; it overflows only where they are huge.
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())

@@ -1,0 +1,77 @@
+"""Low rank, and what it is good for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvdtrain.compression.powersgd import PowerSgd, matrix_shape
+from tests.support.links import ThreadLink, on_ranks
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ((100,), None),
+        ((), None),
+        ((0, 5), None),
+        ((8, 8), None),  # two factors of 8 x 4 are as large
+        ((20, 10), (20, 10)),
+        ((64, 32, 3, 3), (64, 288)),  # a convolution in PyTorch: outputs first
+        ((3, 3, 32, 64), (288, 64)),  # in Keras: outputs last
+        ((5000, 3), None),
+    ],
+)
+def test_tensors_are_matrices_where_that_gains_something(shape, wanted):
+    assert matrix_shape(shape, 4) == wanted
+
+
+def test_a_sum_of_that_rank_is_exact_from_the_first_step_on():
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(size=(2, 50, 2)), rng.normal(size=(2, 40, 2))
+    parts = np.einsum("kir,kjr->kij", left, right).astype(np.float32)  # the sum has rank 4
+
+    def work(link: ThreadLink) -> np.ndarray:
+        matrix = parts[link.rank].copy()
+        PowerSgd(4).exchange("b", [matrix], link)
+        return matrix
+
+    for found in on_ranks(2, work):
+        np.testing.assert_allclose(found, parts.sum(0), atol=1e-4)
+
+
+def test_a_warm_start_finds_the_largest_part_of_a_gradient_that_stays():
+    rng = np.random.default_rng(1)
+    basis = np.linalg.qr(rng.normal(size=(60, 60)))[0]
+    gradient = (basis * 0.9 ** np.arange(60) @ np.linalg.qr(rng.normal(size=(60, 60)))[0]).astype(np.float32)
+    best = np.linalg.norm(0.9 ** np.arange(4, 60))
+
+    def work(link: ThreadLink) -> list[float]:
+        compressor, errors = PowerSgd(4), []
+        for _ in range(40):
+            matrix = gradient / 2
+            compressor._residuals = type(compressor._residuals)()  # the same matrix in every step
+            compressor.exchange("b", [matrix], link)
+            errors.append(float(np.linalg.norm(matrix - gradient)))
+        return errors
+
+    errors = on_ranks(2, work)[0]
+    assert errors[0] > 1.15 * best
+    assert errors[-1] < 1.02 * best
+
+
+def test_a_layer_that_had_no_gradient_comes_in_when_it_has_one():
+    rng = np.random.default_rng(2)
+    part = np.outer(rng.normal(size=30), rng.normal(size=20)).astype(np.float32)
+
+    def work(link: ThreadLink) -> np.ndarray:
+        compressor = PowerSgd(2)
+        compressor.exchange("b", [np.zeros((30, 20), np.float32)], link)
+        total = np.zeros((30, 20), np.float32)
+        for step in range(20):
+            matrix = part.copy() if step == 0 else np.zeros_like(part)
+            compressor.exchange("b", [matrix], link)
+            total += matrix
+        return total
+
+    np.testing.assert_allclose(on_ranks(2, work)[0], 2 * part, atol=1e-4)
