@@ -22,6 +22,7 @@ COMMANDS = {
     "run": ("run", "Start a job on one or many hosts through a launcher."),
     "train": ("train", "Train a recipe: one rank of a job, or a single process."),
     "checkpoint": ("checkpoint", "Show, check and export what training runs have saved."),
+    "bench": ("bench", "Measure these hosts and a recipe: sums, links, steps, loading."),
     "hosts": ("hosts", "Show, check and convert lists of hosts."),
     "horovod": ("horovod", "Install, check or remove Horovod for the installed frameworks."),
 }

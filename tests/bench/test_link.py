@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from hvdtrain.bench.link import slow, tournament
+from tests.bench.examples import routes
+
+FAST, SLOW = 1e9, 1e8
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_each_pair_meets_once_and_nobody_is_in_two_pairs_of_a_round(count: int):
+    rounds = list(tournament(count))
+    assert len(rounds) == count - 1 + count % 2
+    assert sorted(pair for pairs in rounds for pair in pairs) == list(itertools.combinations(range(count), 2))
+    for pairs in rounds:
+        places = [place for pair in pairs for place in pair]
+        assert len(places) == len(set(places))
+
+
+def between(hosts: str, slow_ones: set[str]) -> dict[tuple[str, str], float]:
+    """``slow_ones``: "c>" for what c sends, ">c" for what it receives, "ab" for the route from a to b."""
+    return {(a, b): SLOW if {f"{a}>", f">{b}", f"{a}{b}"} & slow_ones else FAST for a, b in itertools.permutations(hosts, 2)}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "slow_ones", "named"),
+    [
+        ("abc", set(), []),
+        ("abc", {"c>"}, [("c", "sends")]),
+        ("abc", {">c"}, [("c", "receives")]),
+        ("abcd", {"c>", ">c"}, [("c", "sends and receives")]),
+        ("abc", {"ab"}, [("a -> b", "route")]),
+        ("abcde", {"ab", "ba", "d>"}, [("d", "sends"), ("a -> b", "route"), ("b -> a", "route")]),
+        ("ab", {"ab"}, [("a -> b", "route")]),
+        ("ab", {"ab", "ba"}, []),
+    ],
+)
+def test_the_slow_host_or_route_is_named_and_no_other(hosts: str, slow_ones: set[str], named: list[tuple[str, str]]):
+    found = slow(routes(between(hosts, slow_ones)))
+    assert [(each.what, each.how) for each in found] == named
+    assert all((each.bytes_per_s, each.usual_bytes_per_s) == (SLOW, FAST) for each in found)

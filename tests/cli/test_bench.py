@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hvdtrain.bench import results
+from hvdtrain.bench.results import Allreduce, Link
+from hvdtrain.cli import bench_show, main
+from tests.bench.examples import ALLREDUCE, LINK
+from tests.support.harness import hvdtrain
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["allreduce", "-np", "1"], "an allreduce needs 2 ranks at least", "-np 2"),
+        (["allreduce", "--sizes", "3x"], "'3x' is no size", "4, 64K or 16M"),
+        (["allreduce", "--over", "mpi,nccl"], "there is no carrier 'nccl'", "known: mpi, shared, gloo, horovod"),
+        (["allreduce", "--over", ","], "there is no carrier ','", "known: mpi"),
+        (["allreduce", "--plot", "a.png"], "a.png does not end in .svg", "every browser"),
+        (["link"], "a link has two ends, and this is 1 host", "-H node1,node2"),
+        (["link", "-H", "a,b", "-np", "2"], "starts one rank on each host", "leave -np out"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(words, message, hint, capsys):
+    assert main(["bench", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert hint in said
+
+
+def test_a_table_says_which_carrier_was_fastest_and_how_near_the_limit(capsys):
+    bench_show.show(ALLREDUCE)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:3] == ["4", "B", "mpi"] for line in lines)
+    assert any("limit: memory" in line and "1.00 ms" in line for line in lines)
+    assert "50%" in lines[2]
+
+
+def test_links_are_shown_slowest_first(capsys):
+    bench_show.show(LINK)
+    said = capsys.readouterr().out
+    assert said.index("100 MB/s") < said.index("1.00 GB/s")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.5e-6, "2.50 us"), (1.5e-4, "150 us"), (0.0123, "12.3 ms"), (1.5, "1.50 s"), (120.0, "120 s")]
+)
+def test_times_have_three_digits(value: float, text: str):
+    assert bench_show.seconds(value) == text
+
+
+@pytest.mark.ranks
+def test_two_ranks_sum_over_every_carrier(tmp_path: Path):
+    words = [
+        "bench",
+        "allreduce",
+        "-np",
+        "2",
+        "-H",
+        "localhost:2",
+        "--sizes",
+        "4,256K",
+        "--json",
+        "found.json",
+        "--plot",
+        "found.svg",
+    ]
+    done = hvdtrain(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = results.read(tmp_path / "found.json")
+    assert isinstance(report, Allreduce)
+    assert report.left_out == {}
+    assert {(each.carrier, each.bytes) for each in report.sums} == {
+        (name, size) for name in ("mpi", "shared", "gloo", "horovod") for size in (4, 256 << 10)
+    }
+    assert [limit.bytes for limit in report.limits] == [256 << 10]
+    assert all(each.timing.fastest_s <= each.timing.median_s and each.timing.count >= 5 for each in report.sums)
+    assert len(ElementTree.parse(tmp_path / "found.svg").getroot()) > 20
+    assert "256 KiB" in done.stdout
+
+
+@pytest.mark.ranks
+def test_what_cannot_carry_is_left_out_with_its_reason(tmp_path: Path):
+    words = ["bench", "allreduce", "-np", "2", "--gloo", "--sizes", "4K", "--over", "mpi,shared,horovod", "--json", "-"]
+    done = hvdtrain(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = results.from_json(json.loads(done.stdout))
+    assert isinstance(report, Allreduce)
+    assert set(report.left_out) == {"mpi", "shared"}
+    assert "leave --gloo out" in report.left_out["mpi"]
+    assert report.carriers["horovod"].startswith("horovod.torch over Gloo")
+
+
+@pytest.mark.ranks
+def test_links_between_ranks_of_one_host(tmp_path: Path):
+    done = hvdtrain("bench", "link", "-np", "2", "--json", "found.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = results.read(tmp_path / "found.json")
+    assert isinstance(report, Link)
+    assert [(route.source[-2:], route.target[-2:]) for route in report.routes] == [("/0", "/1"), ("/1", "/0")]
+    assert all(route.latency_s > 0 and route.bytes_per_s > 0 for route in report.routes)
