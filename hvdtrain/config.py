@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from hvdtrain.errors import UsageError
+from hvdtrain.exchange import Exchange
 from hvdtrain.recipe import convert
 
 ENV_PREFIX = "HVDTRAIN_"
@@ -49,6 +50,14 @@ class Options:
         None, "Save and keep the best checkpoint by a validation figure, too: valid/loss:min, valid/accuracy:max."
     )
     max_time: float | None = _option(None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.")
+    exchange: Literal["auto", "horovod", "shared"] = _option(
+        "auto", "How gradients travel: auto, horovod, or shared (memory of one host's ranks)."
+    )
+    compression: str = _option(
+        "none", "Of gradients, for slow networks: none, bfloat16, float16, topk[:SHARE] or powersgd[:RANK]."
+    )
+    compression_warmup: int = _option(0, "Steps at the start without compression.", minimum=0)
+    bucket_mb: float = _option(4.0, "Size in MB of the buckets in which gradients travel through Horovod.")
     stall_timeout: float = _option(
         60.0,
         "Explain, and end the job, when no step was done for this many seconds (10 times as many before the first; 0: never).",
@@ -56,6 +65,12 @@ class Options:
     stall_action: Literal["end", "warn"] = _option("end", "end the job when it does not move, or only warn.")
     resume: str = _option("auto", "auto: from the run directory's last good checkpoint; PATH of a checkpoint or run; never.")
     run_dir: str | None = _option(None, "Where the run's files go (default: runs/RECIPE-TIME).")
+
+    @property
+    def exchange_wanted(self) -> Exchange:
+        return Exchange(
+            engine=self.exchange, compression=self.compression, warmup=self.compression_warmup, bucket_mb=self.bucket_mb
+        )
 
 
 @dataclass(frozen=True)

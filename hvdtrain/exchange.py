@@ -89,3 +89,16 @@ def refusal(
     if room is not None and needed > 0.9 * room:
         return f"{needed >> 20} MB of shared memory are needed and /dev/shm has {room >> 20} MB free"
     return ""
+
+
+def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Numbers of neighbours whose ``sizes`` add up to ``limit`` at most; a larger one is alone."""
+    found: list[list[int]] = []
+    filled = limit
+    for number, size in enumerate(sizes):
+        if filled + size > limit:
+            found.append([])
+            filled = 0
+        found[-1].append(number)
+        filled += size
+    return found

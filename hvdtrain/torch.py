@@ -100,7 +100,7 @@ def prepare(
             del _loops[old]
     loop = _loops[optimizer] = Loop(model, optimizer, comm, update, accumulate, number=next(_numbers))
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    state = torch_state.broadcast(state, comm, loop.reducer.hvd, device=next(model.parameters()).device)
+    state = torch_state.broadcast(state, comm, loop.reducer.broadcast, device=next(model.parameters()).device)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     if not loaders:

@@ -108,6 +108,8 @@ class Trainer:
         self._window = Window()
         self._values: Mapping[str, float] = {}  # of the last evaluation
         self._is_started = False
+        #: how gradients travel between the ranks, and why so
+        self.exchange = ""
         #: the step at which the job began, and the checkpoint that this rank resumed from then
         self.first_step = 0
         self.resumed: Checkpoint | None = None
@@ -134,7 +136,7 @@ class Trainer:
         Raises:
             HvdtrainError: Horovod is missing, the ranks disagree about the run, or there is nothing to resume that fits.
         """
-        self.adapter.setup(self.comm)
+        self.exchange = self.adapter.setup(self.comm, self.options.exchange_wanted)
         HERE.enter("comparing the ranks' set-up")
         self.place = self.place.meet(self.comm)
         meeting = Meeting()

@@ -160,6 +160,8 @@ def _greet(trainer: Trainer, run_dir: RunDir) -> None:
         f"{trainer.adapter.framework} on {ranks}: {place.sampler.num_samples:,} samples, "
         f"global batch {place.sampler.batch_size}, {epochs}, {trainer.total_steps} steps; files in {run_dir.path}"
     )
+    if trainer.exchange:
+        say(f"exchange of gradients: {trainer.exchange}")
     if trainer.options.lr_scale != "none":
         say(
             f"learning rate: the recipe's times {place.lr_factor:.4g} ({trainer.options.lr_scale} rule, "

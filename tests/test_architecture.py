@@ -78,11 +78,13 @@ FLOORS = {
 HOMES = {
     "torch": {
         "adapters.torch",
+        "adapters.torch_exchange",
         "adapters.torch_files",
         "adapters.torch_loop",
         "adapters.torch_metrics",
         "adapters.torch_norm",
         "adapters.torch_reducer",
+        "adapters.torch_shared",
         "adapters.torch_state",
         "bench.carriers",
         "comm.horovod",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Means
 
 
@@ -23,11 +24,17 @@ class Adapter(Protocol):
     #: "torch", "tensorflow" or "numpy": which Horovod the ranks may meet over
     framework: str
 
-    def setup(self, comm: Communicator) -> None:
-        """Collective. Pin the device, wire gradient averaging over ``comm.world``. Called before all else.
+    def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
+        """Collective. Pin the device, wire the exchange of gradients over ``comm.world``. Called before all else.
 
         Called again where the ranks of an elastic job have changed, over a Horovod that was started anew. Model and optimizer
         stay, as the last whole step left them; what an interrupted evaluation has gathered is dropped.
+
+        Returns:
+            how gradients travel, and why so; empty where they do not.
+
+        Raises:
+            UsageError: they cannot travel as ``exchange`` says.
         """
 
     def sync(self, root: int = 0) -> None:

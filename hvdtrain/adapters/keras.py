@@ -23,6 +23,7 @@ from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.adapters.keras_traced import Traced
 from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Mean, Means
 from hvdtrain.progress import HERE
 from hvdtrain.update import Update
@@ -109,7 +110,7 @@ class KerasAdapter:
         self._plans: dict[tuple[bool, ...], _Plan] = {}
         self._evaluate = Traced(self._traced_evaluate)
 
-    def setup(self, comm: Communicator) -> None:
+    def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
         self._comm = comm
         self.update.check_size(comm.world.size)
         self._plans.clear()  # traced steps hold the number of ranks
@@ -124,6 +125,7 @@ class KerasAdapter:
             if self._synced:
                 place = self._reducer.rank, self._reducer.size
                 self._moments = keras_norm.SyncedMoments(self._synced, self._reducer.sum, *place)
+        return ""
 
     def sync(self, root: int = 0) -> None:
         if self._comm.world.size > 1:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from hvdtrain.adapters import batch_pair, blame
 from hvdtrain.comm import Communicator
+from hvdtrain.errors import UsageError
+from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Mean, Means
 
 Array = NDArray[np.float64]
@@ -38,8 +40,13 @@ class LinearAdapter:
         self.weights: Array = np.zeros((features + 1, classes))
         self.velocity: Array = np.zeros_like(self.weights)
 
-    def setup(self, comm: Communicator) -> None:
+    def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
         self._comm = comm
+        if exchange.compression != "none" or exchange.engine == "shared":
+            raise UsageError(
+                "this adapter's gradients are numbers of the communicator's", "leave out --exchange and --compression"
+            )
+        return ""
 
     def sync(self, root: int = 0) -> None:
         self.weights, self.velocity = self._comm.broadcast((self.weights, self.velocity), name="state", root=root)

@@ -17,10 +17,14 @@ from hvdtrain.adapters import batch_pair, blame, refuse_sum
 from hvdtrain.adapters import torch_files as files
 from hvdtrain.adapters import torch_metrics as stateful
 from hvdtrain.adapters import torch_norm as norms
+from hvdtrain.adapters import torch_shared as shared
 from hvdtrain.adapters import torch_state as states
-from hvdtrain.adapters.torch_reducer import GradientReducer
+from hvdtrain.adapters.torch_exchange import Alone, GradientExchange, Summed, values_of
+from hvdtrain.adapters.torch_reducer import GradientReducer, HorovodExchange, start_horovod
 from hvdtrain.comm import Communicator
+from hvdtrain.comm.shared import room
 from hvdtrain.errors import UsageError
+from hvdtrain.exchange import Exchange, choose, refusal
 from hvdtrain.metrics import Mean, Means, merge
 from hvdtrain.update import Update
 from hvdtrain.world import World
@@ -62,18 +66,19 @@ class TorchAdapter:
         self.device = torch.device("cpu")
         refuse_sum(loss)
         check_optimizer(model, optimizer)
+        prefer_fused(optimizer)
         base = optimizer.param_groups[0]["lr"]
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
         #: the optimizer's settings as the recipe made them
         self._built = files.settings(optimizer)
         self._copy = files.HostCopy()
-        self._reducer: GradientReducer | None = None
+        self._exchange: GradientExchange = Alone(optimizer)
         self._scaler: torch.amp.GradScaler | None = None
         #: of the steps since the moving statistics were last made equal
         self._samples = 0.0
 
-    def setup(self, comm: Communicator) -> None:
+    def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
         self._comm = comm
         self._peers = self.update.peers(comm.world.rank, comm.world.size)
         self.device = pick_device(comm.world)
@@ -90,21 +95,37 @@ class TorchAdapter:
         if self.update.precision == "float16" and self._scaler is None:
             self._scaler = torch.amp.GradScaler(self.device.type)
             self._scaler.scale(torch.zeros((), device=self.device))  # makes its state, also where the first step has no sample
-        if self._reducer is not None:
-            self._reducer.close()
-            self._reducer = None
-        if comm.world.size > 1:
-            self._reducer = GradientReducer(self.model, self.update)
-            if self.update.sync_batch_norm:
-                norms.synchronize(self.model, self._reducer.hvd)
+        self._exchange.close()
+        self._exchange, reason = self._choose(exchange)
+        if self.update.sync_batch_norm and comm.world.size > 1:
+            norms.synchronize(self.model, start_horovod(self.update)[0])
+        return reason
+
+    def _choose(self, wanted: Exchange) -> tuple[GradientExchange, str]:
+        """Collective. What carries the gradients, and why."""
+        world = self._comm.world
+        if world.size == 1:
+            return Alone(self.optimizer), ""
+        plan = shared.plan(self.model, self.optimizer, self.update)
+        why = plan if isinstance(plan, str) else refusal(
+            world, self.update, wanted, over_mpi=self._comm.shares_memory, on_host=self.device.type == "cpu",
+            needed=plan.bytes_needed(world.local_size), room=room(),
+        )  # fmt: skip
+        choice = choose(wanted, self._comm.allgather(why, name="exchange/refusals"), world)
+        if choice.engine == "shared" and isinstance(plan, shared.Plan):
+            parts = f"every rank updates all parameters: {plan.whole}" if plan.whole else "each rank updates its share"
+            return shared.SharedExchange(plan, self.optimizer, self._comm), f"shared memory ({choice.reason}); {parts}"
+        reducer = GradientReducer(self.model, self.update, bucket_bytes=int(wanted.bucket_mb * (1 << 20)))
+        return HorovodExchange(reducer, self.optimizer), f"horovod ({choice.reason})"
 
     def sync(self, root: int = 0) -> None:
-        if self._reducer is not None:
+        if self._comm.world.size > 1:
             mine = self._comm.world.rank == root
             state = self._state() if mine else None
-            state = states.broadcast(state, self._comm, self._reducer.hvd, device=self.device, root=root)
+            state = states.broadcast(state, self._comm, self._exchange.broadcast, device=self.device, root=root)
             if not mine:
                 self._set_state(state)
+            self._exchange.adopt()
 
     def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
         yield from states.named_arrays(self.model, self.optimizer)
@@ -119,20 +140,17 @@ class TorchAdapter:
             inputs, target, count = self._to_device(batch)
             parts = self._micro_batches(inputs, target, count)
             self._samples += count
-            if self._reducer is not None:
-                self._reducer.begin(max(len(parts), 1))
+            self._exchange.begin(max(len(parts), 1))
             means, units = self._accumulate(parts, factor, seed, self._scaler)
-            if self._reducer is not None:
-                (units,) = self._reducer.finish([units])
-            # A batch without any unit (only padding) has no gradient at all.
-            self._multiply(self.update.postscale * (1.0 if self.update.count is None or not units else 1.0 / units))
-            if self._finish(lambda: self._blame(parts, factor, seed)):
-                self.optimizer.step()
+            summed = self._exchange.finish([units])
+            if self._finish(summed, lambda: self._blame(parts, factor, seed)):
+                self._exchange.update()
             return means
 
     def settle(self) -> None:
-        if self._reducer is not None:
-            norms.average_statistics(self.model, self._reducer.hvd, self._samples)
+        if self._comm.world.size > 1:
+            self._exchange.settle()
+            norms.average_statistics(self.model, self._comm, self._samples)
             self._samples = 0.0
 
     @torch.no_grad()
@@ -158,6 +176,7 @@ class TorchAdapter:
     def load(self, directory: Path) -> None:
         state = files.read(directory)
         self._set_state(state)
+        self._exchange.adopt()
         files.prefer_recipe(self.optimizer, state["built"], self._built)
 
     @contextlib.contextmanager
@@ -224,7 +243,7 @@ class TorchAdapter:
 
         Without synchronised layers that is nothing.
         """
-        if not (self.update.sync_batch_norm and self._reducer is not None):
+        if not (self.update.sync_batch_norm and self._comm.world.size > 1):
             return
         if not count:
             inputs = states.map_leaves(inputs, lambda tensor: tensor.new_zeros((1, *tensor.shape[1:])), torch.Tensor)
@@ -235,58 +254,45 @@ class TorchAdapter:
         sum((output.float().sum() * 0.0 for output in outputs), torch.zeros((), device=self.device)).backward()  # type: ignore[no-untyped-call]
         norms.set_part(self.model, 1.0)
 
-    def _finish(self, blame_ranks: Callable[[], None]) -> bool:
+    def _finish(self, summed: Summed, blame_ranks: Callable[[], None]) -> bool:
         """Unscale and clip the reduced gradients; whether they can be applied, which ranks that reduced together find alike."""
-        for parameter in self._parameters():  # the same row of a sparse gradient may come several times
-            if parameter.grad is not None and parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()
-        values = [_values(gradient) for gradient in self._gradients()]
-        if not values:
+        gradients = self._exchange.gradients()
+        if not gradients:
             return True
+        (units,) = summed.numbers
+        # A batch without any unit (only padding) has no gradient at all.
+        factor = self.update.postscale * (1.0 if self.update.count is None or not units else 1.0 / units)
+        norm, scale = summed.norm, 0.0
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
-        norm = float(torch.nn.utils.get_total_norm(values))
+            norm = None
+        norm = factor * (float(torch.nn.utils.get_total_norm(gradients)) if norm is None else norm)
         finite = math.isfinite(norm)
-        scale = 0.0
         if self._scaler is not None:
             scale = self._scaler.get_scale()
             self._scaler.update()
         if not finite and scale <= 1.0:  # what still overflows unscaled is none of the scaling's doing
             blame_ranks()
         if finite and self.update.clip_norm is not None:
-            share = min(1.0, self.update.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ does
-            if share < 1.0:
-                for value in values:
-                    value.mul_(share)
+            factor *= min(1.0, self.update.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ does
+        if finite and factor != 1.0:
+            for gradient in gradients:
+                gradient.mul_(factor)
         if finite and self.update.clip_value is not None:
-            for value in values:
-                value.clamp_(-self.update.clip_value, self.update.clip_value)
+            for gradient in gradients:
+                gradient.clamp_(-self.update.clip_value, self.update.clip_value)
         return finite
 
     def _blame(self, parts: list[tuple[Any, Any, int]], factor: float, seed: int | None) -> None:
         """Collective. Raise the error that names the rank and the tensor whose own gradient is not finite."""
-        if self._reducer is not None:
-            self._reducer.pause()
+        self._exchange.pause()
         means, _ = self._accumulate(parts, factor, seed, None)
         bad = [
             name
             for name, parameter in self.model.named_parameters()
-            if parameter.grad is not None and not _values(parameter.grad).isfinite().all()
+            if parameter.grad is not None and not values_of(parameter.grad).isfinite().all()
         ]
         blame(bad, means["loss"].value, socket.gethostname(), self._comm)
-
-    def _parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Those that the optimizer updates."""
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
-
-    def _gradients(self) -> Iterator[torch.Tensor]:
-        return (parameter.grad for parameter in self._parameters() if parameter.grad is not None)
-
-    def _multiply(self, factor: float) -> None:
-        if factor != 1.0:
-            for gradient in self._gradients():
-                gradient.mul_(factor)
 
     def _units(self, target: Any, count: int) -> float:
         """What the loss of this micro-batch is a mean over."""
@@ -349,6 +355,22 @@ def pick_device(world: World) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def prefer_fused(optimizer: torch.optim.Optimizer) -> None:
+    """Let PyTorch update all parameters in one kernel, where its optimizer has one and the user has not chosen another way.
+
+    On CPUs PyTorch's own choice is a loop over the parameters, with several passes over the memory of each.
+    """
+    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
+        return
+    for group in optimizer.param_groups:
+        if group.get("momentum"):  # SGD's kernel fails where only some parameters have momentum yet
+            continue
+        chosen = any(group.get(name) for name in ("foreach", "differentiable", "capturable")) or group.get("fused") is not None
+        plain = all(parameter.is_floating_point() and parameter.device.type == "cpu" for parameter in group["params"])
+        if not chosen and plain and not isinstance(group["lr"], torch.Tensor):
+            group["fused"] = True
+
+
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Raise UsageError if ``optimizer`` has parameters that are not ``model``'s, or evaluates the loss by itself."""
     own = {id(parameter) for parameter in model.parameters()}
@@ -364,11 +386,6 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             f"{type(optimizer).__name__} evaluates the loss several times in a step (it needs a closure), which is not supported",
             "use an optimizer that updates from the gradient alone",
         )
-
-
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    """The elements of a gradient, shared with it; of a sparse one those that it has."""
-    return gradient._values() if gradient.is_sparse else gradient
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor:

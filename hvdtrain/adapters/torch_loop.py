@@ -97,7 +97,7 @@ class Loop:
 
     def settle(self) -> None:
         """Collective. Average the moving statistics of normalisation layers that are not synchronised."""
-        torch_norm.average_statistics(self.model, self.reducer.hvd, self._seen)
+        torch_norm.average_statistics(self.model, self.comm, self._seen)
         self._seen = 0.0
 
     def _set_part(self, part: float) -> None:

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from hvdtrain.comm import Communicator
 
 
 def synchronize(model: torch.nn.Module, hvd: Any, prefix: str = "batch norm/") -> None:
@@ -32,25 +35,24 @@ def set_part(model: torch.nn.Module, part: float, *, present: bool = True) -> No
             forward.part, forward.present = part, present
 
 
-def average_statistics(model: torch.nn.Module, hvd: Any, samples: float) -> None:
+def average_statistics(model: torch.nn.Module, comm: Communicator, samples: float) -> None:
     """Collective. Give all ranks the mean of the moving statistics that each gathers from its own samples alone.
 
     ``samples`` is how many this rank gathered them from since the last time; its statistics count accordingly.
     """
     if not (tensors := own_statistics(model)):
         return
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    *_, total = summed = hvd.allreduce(
-        torch.cat([flat * samples, flat.new_tensor([samples])]), op=hvd.Sum, name="batch norm/moving statistics"
-    )
-    if float(total) > 0:
-        parts = (summed[:-1] / total).split([tensor.numel() for tensor in tensors])
+    # In float64 the mean of equal float32 is exactly that value: what does not differ is not changed.
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).double().cpu().numpy()
+    *_, total = sums = comm.allreduce(np.append(flat * samples, samples), name="moving statistics")
+    if total > 0:
+        parts = torch.split(torch.from_numpy(sums[:-1] / total), [tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
     passes = [module.num_batches_tracked for module in _own(model) if module.num_batches_tracked is not None]
-    most = hvd.allreduce(torch.stack(passes), op=hvd.Max, name="batch norm/passes")  # ranks may have had fewer
-    for tensor, number in zip(passes, most, strict=True):
-        tensor.copy_(number)
+    most = comm.allreduce([float(tensor) for tensor in passes], name="passes", op="max")  # ranks may have had fewer
+    for tensor, number in zip(passes, most.tolist(), strict=True):
+        tensor.fill_(int(number))
 
 
 def own_statistics(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,24 @@ from numpy.typing import NDArray
 from hvdtrain.comm import Communicator
 
 
-def broadcast(state: Any, comm: Communicator, hvd: Any, *, device: torch.device, root: int = 0) -> Any:
-    """Collective. ``root``'s nested dicts, lists and tuples of tensors and plain values, on every rank."""
+def broadcast(
+    state: Any,
+    comm: Communicator,
+    send: Callable[[Sequence[torch.Tensor], int], None],
+    *,
+    device: torch.device,
+    root: int = 0,
+) -> Any:
+    """Collective. ``root``'s nested dicts, lists and tuples of tensors and plain values, on every rank.
+
+    ``send`` copies the values of tensors, which have the same shapes on all ranks, from ``root``.
+    """
     mine = comm.world.rank == root
     shapes = comm.broadcast(map_leaves(state, _Shape.of, torch.Tensor) if mine else None, name="state/shapes", root=root)
     copy = state if mine else map_leaves(shapes, lambda shape: shape.empty(device), _Shape)
     tensors: list[torch.Tensor] = []
     map_leaves(copy, lambda tensor: tensors.append(_sendable(tensor)), torch.Tensor)
-    handles = [hvd.broadcast_async_(tensor, root_rank=root, name=f"state/{number}") for number, tensor in enumerate(tensors)]
-    for handle in handles:
-        hvd.synchronize(handle)
+    send(tensors, root)
     return copy
 
 
