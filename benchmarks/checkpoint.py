@@ -15,49 +15,29 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from common.tasks import LENGTH, WORDS
 from rich.console import Console
 from rich.table import Table
 
-STEPS, PAIRS = 20, 3
-WORDS, WIDTH, LAYERS, HEADS, LENGTH, BATCH = 3000, 384, 6, 6, 64, 32
+STEPS, PAIRS, BATCH = 20, 3, 32
 BOUND = 1.03
 
 
 def torch_adapter():
-    import torch
+    from common import torch_models
 
     from hvdtrain.adapters.torch import TorchAdapter
 
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = torch.nn.Embedding(WORDS, WIDTH)
-            layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.0, "gelu", batch_first=True)
-            self.layers = torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
-            self.head = torch.nn.Linear(WIDTH, WORDS)
-
-        def forward(self, words):
-            return self.head(self.layers(self.words(words)).mean(1))
-
-    model = Model()
-    return TorchAdapter(model, torch.optim.Adam(model.parameters(), 1e-4), loss=torch.nn.functional.cross_entropy)
+    return TorchAdapter(*torch_models.build("transformer"), loss=torch_models.loss)
 
 
 def keras_adapter():
-    import keras
+    from common import keras_models
 
     from hvdtrain.adapters.keras import KerasAdapter
 
-    layers = keras.layers
-    words = keras.Input((LENGTH,), dtype="int32")
-    hidden = layers.Embedding(WORDS, WIDTH)(words)
-    for _ in range(LAYERS):
-        hidden = layers.LayerNormalization()(layers.MultiHeadAttention(HEADS, WIDTH // HEADS)(hidden, hidden) + hidden)
-        wide = layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, "gelu")(hidden))
-        hidden = layers.LayerNormalization()(wide + hidden)
-    model = keras.Model(words, layers.Dense(WORDS)(layers.GlobalAveragePooling1D()(hidden)))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return KerasAdapter(model, keras.optimizers.Adam(1e-4), loss=loss)
+    model, optimizer, loss = keras_models.build("transformer")
+    return KerasAdapter(model, optimizer, loss=loss)
 
 
 SIDES = {"PyTorch": torch_adapter, "Keras": keras_adapter}

@@ -29,12 +29,16 @@ class Sheet:
             table.add_column(column, justify="left" if number == 0 else "right")
         for row in self.rows:
             table.add_row(*row)
-        Console(width=120).print(table)
+        Console(width=130).print(table)
 
 
 def times(figures: Figures) -> tuple[str, str, str]:
     """Median step, fastest round, and the spread of the runs."""
-    return f"{figures.median * 1e3:.2f}", f"{figures.fastest * 1e3:.2f}", f"{figures.spread:.0%}"
+    return (
+        f"{figures.median * 1e3:.2f}",
+        f"{figures.fastest * 1e3:.2f}",
+        f"{figures.spread:.0%}" if figures.runs > 1 else "one run",
+    )
 
 
 def ratios(first: Figures, second: Figures) -> tuple[float, float]:

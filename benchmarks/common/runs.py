@@ -64,6 +64,7 @@ class Run:
 class Figures:
     """Several runs of a side: times in seconds; ``spread`` is what its runs differ by, as a part of the median."""
 
+    runs: int
     median: float
     fastest: float
     spread: float
@@ -74,6 +75,7 @@ class Figures:
         steps = [run.step for run in runs]
         median = statistics.median(steps)
         return cls(
+            len(runs),
             median,
             min(chain.from_iterable(run.rounds for run in runs)),
             (max(steps) - min(steps)) / median,
