@@ -48,7 +48,7 @@ def measure(comm: Communicator, plan: Plan, observe: Observer) -> None:
         raise UsageError(f"nothing is left to measure: {reasons}", "name others: --over mpi,horovod,gloo,shared").everywhere()
     is_linked = world.num_nodes > 1 and comm.shares_memory
     large = [size for size in sizes if size >= limits.LEAST_BYTES and (is_linked or world.num_nodes == 1)]
-    total = len(sizes) * plan.rounds * len(names) + len(large) + is_linked
+    total = plan.rounds * (len(sizes) * len(names) + len(large)) + is_linked
     done = 0
 
     def begin(what: str) -> None:
@@ -60,15 +60,13 @@ def measure(comm: Communicator, plan: Plan, observe: Observer) -> None:
     if is_linked:
         begin("the links between the hosts")
         bandwidth = min(route.bytes_per_s for route in link.ring(comm))
-    least: dict[int, Limit] = {}
-    for size in large:
-        begin(f"the limit of {text(size)}")
-        least[size] = limits.memory(comm, size)
-        if bandwidth is not None:
-            least[size] = max(least[size], limits.network(size, world.num_nodes, bandwidth), key=lambda limit: limit.seconds)
     about: dict[str, str] = {}
     seconds: dict[tuple[str, int], list[list[float]]] = defaultdict(list)
+    least: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(plan.rounds):
+        for size in large:
+            begin(f"the limit of {text(size)}")
+            least[size].append(limits.memory_s(comm, size))
         for name in names:
             carrier = carriers.KINDS[name].open(comm)
             about[name] = carrier.about
@@ -79,9 +77,19 @@ def measure(comm: Communicator, plan: Plan, observe: Observer) -> None:
                 seconds[name, size].append(timing.tries(comm, buffer.reduce, budget_s=plan.budget_s))
                 buffer.close()
             carrier.close()
-    sums = tuple(_sum(world.size, name, size, seconds[name, size], least.get(size)) for size in sizes for name in names)
-    report = Allreduce(machine.setup(comm), sums, tuple(least.values()), about, left_out)
+    bounds = {size: _limit(size, least[size], world.num_nodes, bandwidth) for size in large}
+    sums = tuple(_sum(world.size, name, size, seconds[name, size], bounds.get(size)) for size in sizes for name in names)
+    report = Allreduce(machine.setup(comm), sums, tuple(bounds.values()), about, left_out)
     observe(Finished(report))
+
+
+def _limit(size: int, memory_s: list[tuple[float, float]], nodes: int, bytes_per_s: float | None) -> Limit:
+    in_place, copies = zip(*memory_s, strict=True)
+    memory = Limit(size, statistics.median(in_place), "memory", in_place, statistics.median(copies))
+    if bytes_per_s is None:
+        return memory
+    network_s = limits.network_s(size, nodes, bytes_per_s)
+    return memory if memory.seconds > network_s else Limit(size, network_s, "network", (network_s,))
 
 
 def _sum(ranks: int, name: str, size: int, rounds: list[list[float]], limit: Limit | None) -> Sum:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 
 from hvdtrain.bench import timing
-from hvdtrain.bench.results import Limit
 from hvdtrain.comm import Communicator
 
 #: Below this size a sum takes as long as its messages need to get there: traffic is no measure of it.
@@ -20,17 +19,18 @@ _STRETCH_S = 0.04
 _STRETCHES = 5
 
 
-def memory(comm: Communicator, size: int) -> Limit:
-    """Collective. The time that the memory traffic of a sum of ``size`` bytes takes by itself.
+def memory_s(comm: Communicator, size: int) -> tuple[float, float]:
+    """Collective. The time that the memory traffic of a sum of ``size`` bytes takes by itself: in place, and as a copy.
 
     Each element of n arrays has to be read once, and its sum to be written into n arrays: n x ``size`` bytes are read and as many
     written, and each of the n ranks of a host does its share of that: it reads ``size`` bytes and writes ``size`` bytes. So all
-    ranks do this at once, without meeting: the faster of multiplying an array of ``size`` bytes in place and of copying it.
+    ranks do this at once, without meeting: they multiply an array of ``size`` bytes by 1 in place, which is the limit; and they
+    copy it into another one, which takes more, as the memory that is written is read before.
     """
     array, other = np.ones(size // 4, np.float32), np.ones(size // 4, np.float32)
     one = np.float32(1)
-    ways: tuple[Callable[[], object], ...] = (lambda: np.multiply(array, one, out=array), lambda: np.copyto(other, array))
-    return Limit(size, min(_stretch(comm, way) for way in ways), "memory")
+    in_place = _stretch(comm, lambda: np.multiply(array, one, out=array))
+    return in_place, _stretch(comm, lambda: np.copyto(other, array))
 
 
 def _stretch(comm: Communicator, action: Callable[[], object]) -> float:
@@ -50,6 +50,6 @@ def _stretch(comm: Communicator, action: Callable[[], object]) -> float:
     return statistics.median(timing.slowest(comm, seconds))
 
 
-def network(size: int, nodes: int, bytes_per_s: float) -> Limit:
+def network_s(size: int, nodes: int, bytes_per_s: float) -> float:
     """Each of ``nodes`` hosts has to send and to receive 2 (nodes - 1) / nodes x ``size`` bytes over a link of this speed."""
-    return Limit(size, 2 * (nodes - 1) / nodes * size / bytes_per_s, "network")
+    return 2 * (nodes - 1) / nodes * size / bytes_per_s

@@ -92,6 +92,10 @@ class Limit:
     seconds: float
     #: "memory" or "network"
     of: str
+    #: of each round of an alternating run
+    rounds_s: tuple[float, ...]
+    #: what copying the array takes instead of going through it in place; None for a network
+    copy_s: float | None = None
 
 
 @dataclass(frozen=True)

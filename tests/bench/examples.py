@@ -17,7 +17,7 @@ def sums(carrier: str, bytes_per_s: float) -> tuple[Sum, ...]:
 ALLREDUCE = Allreduce(
     SETUP,
     (*sums("mpi", 1e9), *sums("shared", 4e9)),
-    (Limit(1 << 20, 1e-3, "memory"),),
+    (Limit(1 << 20, 1e-3, "memory", (1e-3,)),),
     {"mpi": "MPI", "shared": "a window"},
     {},
 )
