@@ -1,7 +1,7 @@
 """Step time of the same model and data under hvdtrain and its peers, on 2 ranks of this machine with one thread each.
 
     python benchmarks/peers.py [--framework torch|keras] [--model tiny conv ...] [--sides none ddp ...] [--runs 3]
-                               [--exchange shared horovod ...] [--json FILE] [--markdown]
+                               [--exchange shared horovod ...] [--fused] [--json FILE] [--markdown]
 
 Sides: none (each rank by itself, for reference), ddp (PyTorch: DistributedDataParallel over Gloo), mwms (Keras: fit under
 MultiWorkerMirroredStrategy, patched to run), horovod (a plain script with Horovod's defaults), hvdtrain (hvdtrain run ...).
@@ -12,6 +12,7 @@ of all of them: so a long measurement can be made in pieces. --runs 0 prints wha
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from common import report, runs
@@ -29,18 +30,15 @@ BARS = {
 MEMORY_BAR = 1.05
 
 
-def sides(framework: str, names: list[str], exchanges: list[str]) -> dict[str, Side]:
+def sides(framework: str, names: list[str], exchanges: list[str], *, fused: bool) -> dict[str, Side]:
     """By what they are called in the tables."""
-    found = {name: Side(name, framework) for name in SIDES[framework] if name in names}
-    if exchanges and found.pop("hvdtrain", None):
-        found |= {
-            f"hvdtrain {exchange}": Side("hvdtrain", framework, options=("--exchange", exchange)) for exchange in exchanges
-        }
+    found = {name: Side(name, framework, fused=fused) for name in SIDES[framework] if name in names}
+    if exchanges and (ours := found.pop("hvdtrain", None)):
+        found |= {f"hvdtrain {exchange}": replace(ours, options=("--exchange", exchange)) for exchange in exchanges}
     return found
 
 
-def sheet(framework: str, model: str, figures: dict[str, Figures]) -> report.Sheet:
-    task = TASKS[model]
+def sheet(title: str, model: str, figures: dict[str, Figures]) -> report.Sheet:
     rows = []
     for name, side in figures.items():
         over = f"{side.median / figures['none'].median:.2f}" if "none" in figures else ""
@@ -55,7 +53,6 @@ def sheet(framework: str, model: str, figures: dict[str, Figures]) -> report.She
             rows.append((label, *report.times(side), over, *cells, f"{side.peak_mb:.0f}"))
             if name.startswith("hvdtrain"):
                 break
-    title = f"{task.title}, {framework}, 2 ranks, {task.batch} samples on each; {runs.machine()}"
     columns = ("side", "step ms", "fastest ms", "spread", "/ none", "ratio", "ratio fastest", "bar", "MB a rank")
     return report.Sheet(title, columns, tuple(rows))
 
@@ -67,17 +64,23 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=sorted({name for names in SIDES.values() for name in names}))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--exchange", nargs="+", default=[], help="hvdtrain's side once for each, instead of its default")
+    parser.add_argument("--fused", action="store_true", help="PyTorch's Adam with fused=True on every side, not its default")
     parser.add_argument("--json", type=Path, help="add the runs to this file")
     parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()
     args.sides = args.sides or [name for names in SIDES.values() for name in names]
     for framework in args.framework:
+        fused = args.fused and framework == "torch"
+        compared = sides(framework, args.sides, args.exchange, fused=fused)
         for model in args.model:
-            compared = sides(framework, args.sides, args.exchange)
-            figures = runs.compare(compared, model, args.runs, f"{framework} {model}", args.json)
+            cell = f"{framework} {model}{', fused' if fused else ''}"
+            figures = runs.compare(compared, model, args.runs, cell, args.json)
             if not figures:
                 continue
-            sheet(framework, model, figures).show(markdown=args.markdown)
+            task = TASKS[model]
+            kind = f"{framework}{', fused Adam' if fused else ''}"
+            title = f"{task.title}, {kind}, 2 ranks, {task.batch} samples on each; {runs.machine()}"
+            sheet(title, model, figures).show(markdown=args.markdown)
             for ours in (name for name in figures if name.startswith("hvdtrain")):
                 if "ddp" in figures:
                     share = figures[ours].peak_mb / figures["ddp"].peak_mb

@@ -40,12 +40,14 @@ class Side:
     Attributes:
         name: "none", "ddp", "mwms", "horovod" or "hvdtrain".
         options: for ``hvdtrain train``, after its defaults.
+        fused: whether PyTorch's Adam is made with ``fused=True``.
     """
 
     name: str
     framework: str
     ranks: int = 2
     options: tuple[str, ...] = ()
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def measure(side: Side, task: str) -> Run:
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
         environ = {name: text for name, text in os.environ.items() if not name.startswith(("HVDTRAIN_", "MALLOC_"))}
         environ |= ENVIRONMENT | {"BENCHMARK_WORKERS": ",".join(_free_addresses(side.ranks))}
+        environ["BENCHMARK_FUSED"] = "1" if side.fused else "0"
         environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         if side.name == "ddp":
             address, port = _free_addresses(1)[0].split(":")
@@ -146,7 +149,17 @@ def machine() -> str:
 
 def _command(side: Side, task: str, folder: Path) -> list[str]:
     if side.name == "hvdtrain":
-        many = ["run", "-np", str(side.ranks), "-H", f"localhost:{side.ranks}", "--launcher", "mpirun"]
+        many = [
+            "run",
+            "--env",
+            "BENCHMARK_FUSED",
+            "-np",
+            str(side.ranks),
+            "-H",
+            f"localhost:{side.ranks}",
+            "--launcher",
+            "mpirun",
+        ]
         recipe = [f"common.recipes:{side.framework}", "--set", f"task={task}", "--set", f"folder={folder}"]
         # Saving at the ends of epochs is what no other side does; the run directory belongs to the run.
         length = ["--batch-size-per-rank", str(TASKS[task].batch), "--max-steps", str(TASKS[task].steps)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -56,9 +57,13 @@ def _conv() -> nn.Module:
 
 
 def build(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The model of the task ``name`` and its optimizer, with the same weights in every process."""
+    """The model of the task ``name`` and its optimizer, with the same weights in every process.
+
+    Adam is as PyTorch makes it by default, a loop over the parameters; with BENCHMARK_FUSED=1 it is the fused kernel.
+    """
+    fused = True if os.environ.get("BENCHMARK_FUSED") == "1" else None
     torch.manual_seed(0)
     model = {"tiny": _tiny, "conv": _conv, "transformer": Transformer, "embedding": Lookup}[name]()
     if name in ("tiny", "conv"):
         return model, torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
-    return model, torch.optim.Adam(model.parameters(), 1e-4)
+    return model, torch.optim.Adam(model.parameters(), 1e-4, fused=fused)
