@@ -18,12 +18,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.adapters import batch_pair, blame, keras_files, keras_metrics, keras_norm, keras_state, refuse_sum
+from hvdtrain.adapters import batch_pair, blame, keras_files, keras_metrics, keras_norm, keras_shared, keras_state, refuse_sum
 from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.adapters.keras_traced import Traced
 from hvdtrain.comm import Communicator
+from hvdtrain.comm.shared import room
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.exchange import Exchange
+from hvdtrain.exchange import Exchange, choose, refusal
 from hvdtrain.metrics import Mean, Means
 from hvdtrain.progress import HERE
 from hvdtrain.update import Update
@@ -41,6 +42,8 @@ class _Plan:
     used: list[int] | None = None
     #: the step, by whether it sets the random streams
     steps: dict[bool, Traced] = field(default_factory=dict)
+    #: what the shared exchange calls the used ones
+    numbers: tuple[int, ...] = ()
 
 
 class KerasAdapter:
@@ -90,7 +93,7 @@ class KerasAdapter:
         #: as the recipe made it
         self._built_lr = keras_files.learning_rate(self.optimizer)
         self._copy = keras_files.HostCopy()
-        self._known = {id(variable) for variable in model.trainable_variables}
+        self._known = list(model.trainable_variables)
         self._loss: Figure = keras.losses.get(loss)
         refuse_sum(self._loss)
         given = dict(metrics or {})
@@ -105,6 +108,9 @@ class KerasAdapter:
             )
         self._moments: keras_norm.SyncedMoments | None = None
         self._reducer = Reducer(update)
+        self._shared: keras_shared.SharedExchange | None = None
+        #: where it carries gradients, or the moments of synchronised layers
+        self._hvd: Any = None
         #: of the steps since the moving statistics were last made equal
         self._samples = 0.0
         self._plans: dict[tuple[bool, ...], _Plan] = {}
@@ -113,6 +119,7 @@ class KerasAdapter:
     def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
         self._comm = comm
         self.update.check_size(comm.world.size)
+        self._peers = self.update.peers(comm.world.rank, comm.world.size)
         self._plans.clear()  # traced steps hold the number of ranks
         if self._moments is not None:
             self._moments.detach()
@@ -120,12 +127,42 @@ class KerasAdapter:
         self._reducer = Reducer(self.update)
         for metric in self.objects.values():
             metric.reset_state()
-        if comm.world.size > 1:
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
+        self._hvd = None
+        if comm.world.size == 1:
+            return ""
+        self._shared, told = self._share(exchange)
+        if self._shared is None or self._synced:
             self._hvd = self._reducer.connect(comm.world.rank, comm.world.size)
-            if self._synced:
-                place = self._reducer.rank, self._reducer.size
-                self._moments = keras_norm.SyncedMoments(self._synced, self._reducer.sum, *place)
-        return ""
+        if self._synced:
+            place = self._reducer.rank, self._reducer.size
+            self._moments = keras_norm.SyncedMoments(self._synced, self._reducer.sum, *place)
+        return told
+
+    def _share(self, exchange: Exchange) -> tuple[keras_shared.SharedExchange | None, str]:
+        """Collective. How gradients travel, in words too; None through Horovod."""
+        world, comm = self._comm.world, self._comm
+        layout = keras_shared.layout(self._known, self.optimizer)
+        why = refusal(
+            world,
+            self.update,
+            exchange,
+            over_mpi=comm.shares_memory,
+            on_host=not tf.config.list_physical_devices("GPU"),
+            needed=0 if isinstance(layout, str) else layout.bytes_needed(world.local_size),
+            room=room(),
+        )
+        if not why and isinstance(layout, str):
+            why = layout
+        choice = choose(exchange, comm.allgather(why, name="exchange"), world)
+        if choice.engine == "horovod":
+            return None, f"exchange: Horovod ({choice.reason})"
+        assert isinstance(layout, keras_shared.Layout)
+        shared = keras_shared.SharedExchange(layout, self.optimizer, self.update, comm)
+        who = f"each rank updates everything: {layout.whole}" if layout.whole else f"each rank updates 1/{world.size}"
+        return shared, f"exchange: shared memory ({choice.reason}); {who}"
 
     def sync(self, root: int = 0) -> None:
         if self._comm.world.size > 1:
@@ -141,14 +178,12 @@ class KerasAdapter:
             inputs, targets, count = self._tensors(batch)
             self._samples += count
             plan = self._plan()
-            factor = tf.constant(self.update.factor(weight, self._reducer.size), tf.float32)
+            factor = tf.constant(self.update.factor(weight, self._peers), tf.float32)
             seeds = tf.constant(_seeds(seed, len(self._generators)) if seed is not None else np.zeros((0, 2)), tf.int64)
             seeded = seed is not None and bool(self._generators)
-            if seeded not in plan.steps:
-                plan.steps[seeded] = Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
-            with HERE.waits("allreduce of the gradients, inside the traced step", certain=False):
-                norm, totals, counted = plan.steps[seeded](inputs, targets, factor, seeds)
-            if not math.isfinite(float(norm)):
+            step = self._together if self._shared is None else self._apart
+            norm, totals, counted = step(plan, seeded, inputs, targets, factor, seeds)
+            if not math.isfinite(norm):
                 self._not_finite(plan, seeded, inputs, targets, factor, seeds)
             if not count:
                 return dict.fromkeys(self.figures, Mean())
@@ -156,6 +191,8 @@ class KerasAdapter:
             return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
 
     def settle(self) -> None:
+        if self._shared is not None:
+            self._shared.settle()
         keras_state.settle(self._layers, self._comm, self._samples)
         self._samples = 0.0
 
@@ -197,8 +234,8 @@ class KerasAdapter:
     def _plan(self) -> _Plan:
         key = tuple(variable.trainable for variable in self.model.variables)
         if key not in self._plans:
-            variables = self.model.trainable_variables
-            late = next((variable for variable in variables if id(variable) not in self._known), None)
+            variables, known = self.model.trainable_variables, {id(variable) for variable in self._known}
+            late = next((variable for variable in variables if id(variable) not in known), None)
             if late is not None:
                 raise UsageError(
                     f"{late.path} is trained now, and was frozen when the optimizer was made",
@@ -206,6 +243,28 @@ class KerasAdapter:
                 )
             self._plans[key] = _Plan(variables)
         return self._plans[key]
+
+    def _together(self, plan: _Plan, seeded: bool, *tensors: Any) -> tuple[float, list[Any], Any]:
+        """Collective. The step as one traced function, with its reductions."""
+        if seeded not in plan.steps:
+            plan.steps[seeded] = Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
+        with HERE.waits("allreduce of the gradients, inside the traced step", certain=False):
+            norm, totals, counted = plan.steps[seeded](*tensors)
+        return float(norm.numpy()), totals, counted
+
+    def _apart(self, plan: _Plan, seeded: bool, *tensors: Any) -> tuple[float, list[Any], Any]:
+        """Collective. Gradients and update as traced functions of their own, and in between they meet those of the others."""
+        assert self._shared is not None
+        if seeded not in plan.steps:
+            plan.steps[seeded] = Traced(lambda *tensors: self._local(plan, seeded, *tensors))
+        gradients, counted, totals = plan.steps[seeded](*tensors)
+        if not plan.used:
+            return 0.0, totals, counted
+        if not plan.numbers:
+            plan.numbers = self._shared.numbers([plan.variables[number] for number in plan.used])
+        scale = self._scale()
+        scale = scale if isinstance(scale, float) else float(scale.numpy())
+        return self._shared.step(plan.numbers, gradients, counted if self.update.count else None, scale), totals, counted
 
     def _traced_train(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
         gradients, counted, totals = self._local(plan, seeded, inputs, targets, factor, seeds)
@@ -306,7 +365,7 @@ class KerasAdapter:
     def _scale(self) -> Any:
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             return self.optimizer.dynamic_scale.value
-        return tf.constant(self.optimizer.loss_scale_factor or 1.0, tf.float32)
+        return float(self.optimizer.loss_scale_factor or 1.0)
 
     def _not_finite(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> None:
         """Collective. Raise what went wrong on which rank, unless it is an overflow that a lower scale may mend."""

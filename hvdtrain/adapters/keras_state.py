@@ -46,10 +46,10 @@ def arrays(model: Any, optimizer: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def broadcast(model: Any, optimizer: Any, comm: Communicator, hvd: Any, root: int = 0) -> None:
-    """Collective. Copy ``root``'s values to every rank."""
+    """Collective. Copy ``root``'s values to every rank; without Horovod through what the ranks meet over."""
     for number, (_, variable) in enumerate(named(model, optimizer)):
         name = f"state.{number}"
-        if variable.dtype in ("uint32", "uint64"):  # Horovod carries no such type
+        if hvd is None or variable.dtype in ("uint32", "uint64"):  # Horovod carries no such type
             variable.assign(comm.broadcast(variable.value.numpy(), name=name, root=root))
         else:
             variable.assign(hvd.broadcast(variable.value, root_rank=root, name=name))

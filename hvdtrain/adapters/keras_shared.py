@@ -1,0 +1,432 @@
+"""Gradients summed in memory that the ranks of a host share; with most optimizers each rank updates its share alone.
+
+What is one update on each rank otherwise is done once per host then, as in ZeRO (arXiv 1910.02054) but without anything to
+gather: the parameters of all ranks are one copy in shared memory. A rank's share of the optimizer's state is memory of its own,
+which XLA updates in place; ``settle`` writes it where all ranks read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvdtrain.comm import Communicator
+from hvdtrain.comm.shared import Field, HostMemory, bytes_needed, share
+from hvdtrain.errors import UsageError
+from hvdtrain.update import Update
+
+#: Optimizers that update each element from its own gradient and state alone, so that parts can be updated apart.
+ELEMENT_WISE = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Adadelta,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Lion,
+    keras.optimizers.Ftrl,
+)
+#: Variables begin on cache lines, and where TensorFlow takes memory over as it is.
+_STEP = 16
+#: Elements that are summed at a time: they stay in the cache between reading, adding and writing.
+_CHUNK = 32 << 10
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the optimizer's variables lie in one flat array, and what is kept beside them."""
+
+    variables: list[Any]
+    offsets: list[int]
+    length: int
+    #: attributes of the optimizer that have a variable for each of the model's, of its shape
+    slots: tuple[str, ...] = ()
+    #: of each variable, whether its weights decay
+    decays: tuple[bool, ...] = ()
+    #: why every rank updates everything; empty if each updates its share
+    whole: str = ""
+
+    def fields(self) -> list[Field]:
+        fields = [Field(3, np.float64), Field(self.length)]
+        return fields + [Field(self.length, once=True) for _ in ("parameters", *self.slots) if not self.whole]
+
+    def bytes_needed(self, ranks: int) -> int:
+        """On one host."""
+        fields = self.fields()
+        return bytes_needed(fields, first=True) + (ranks - 1) * bytes_needed(fields, first=False)
+
+    def place(self, number: int) -> slice:
+        return slice(self.offsets[number], self.offsets[number] + _count(self.variables[number]))
+
+
+def layout(variables: Sequence[Any], optimizer: Any) -> Layout | str:
+    """How the ``variables`` that ``optimizer`` was built for can be shared, or why they cannot."""
+    for variable in variables:
+        if variable.dtype != "float32":
+            return f"{variable.path} is {variable.dtype}, and float32 is added"
+        if getattr(variable, "overwrite_with_gradient", False):
+            return f"the gradient of {variable.path} is no gradient but its next value"
+    whole = _whole(optimizer, variables)
+    slots = () if whole else _slots(optimizer, variables)
+    if slots is None:
+        slots, whole = (), f"the state of {type(optimizer).__name__} is not one of elements"
+    decays = [bool(optimizer._use_weight_decay(each.value)) for each in variables] if not whole else [True] * len(variables)
+    # Weights that decay come first: a rank's share of them is one piece then.
+    order = sorted(range(len(variables)), key=lambda number: not decays[number])
+    offsets, length = [0] * len(variables), 0
+    for number in order:
+        offsets[number] = length
+        length += -(-_count(variables[number]) // _STEP) * _STEP
+    return Layout(list(variables), offsets, length, slots, tuple(decays), whole)
+
+
+def _whole(optimizer: Any, variables: Sequence[Any]) -> str:
+    if type(optimizer) not in ELEMENT_WISE:
+        return f"{type(optimizer).__name__} is not known to update each element by itself"
+    for name in ("clipnorm", "global_clipnorm", "use_ema", "gradient_accumulation_steps"):
+        if getattr(optimizer, name):
+            return f"{name} of {type(optimizer).__name__} looks at more than single elements"
+    if [id(variable) for variable in optimizer._trainable_variables] != [id(variable) for variable in variables]:
+        return f"{type(optimizer).__name__} was built for other variables"
+    bound = next((variable for variable in variables if variable.constraint is not None), None)
+    if bound is not None:
+        return f"{bound.path} has a constraint"
+    return ""
+
+
+def _slots(optimizer: Any, variables: Sequence[Any]) -> tuple[str, ...] | None:
+    """The attributes that have a variable for each of the model's; None if there is more state than that and single numbers."""
+    shapes = [tuple(variable.shape) for variable in variables]
+    own = {id(variable) for variable in optimizer.variables}
+    found, rest = [], set(own)
+    for name, value in vars(optimizer).items():
+        if isinstance(value, keras.Variable):
+            rest.discard(id(value))
+        elif isinstance(value, list) and value and all(id(each) in own and each.dtype == "float32" for each in value):
+            if [tuple(each.shape) for each in value] != shapes:
+                continue
+            found.append(name)
+            rest -= {id(each) for each in value}
+    return None if rest else tuple(found)
+
+
+class SharedExchange:
+    """The ranks' gradients in shared memory. Made alike by all ranks, with the same ``layout``.
+
+    From the first update on the parameters that get gradients are in that memory. What Keras assigns to them, or to the
+    optimizer's state, is taken over with the next update.
+    """
+
+    def __init__(self, layout: Layout, optimizer: Any, update: Update, comm: Communicator) -> None:
+        self._layout, self._optimizer, self._update = layout, optimizer, update
+        self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self._memory = HostMemory(comm.share, comm.world.local_rank, layout.fields())
+        self._facts, self._flats, *once = self._memory.arrays
+        self._row, mine = self._facts[self._memory.rank], self._flats[self._memory.rank]
+        mine[:] = 0  # the gaps between variables too
+        self._numbers = {id(variable): number for number, variable in enumerate(layout.variables)}
+        self._parts: dict[tuple[int, ...], _Parts] = {}
+        self._active: _Parts | None = None
+        self._changed = False
+        #: variables that are in shared memory now, and their tensors: held, so that nothing is written into them in place
+        self._attached: dict[int, Any] = {}
+        #: the parameters, then each slot of the optimizer: where they are shared, and their variables
+        self._shared: list[tuple[Floats, list[Any]]] = []
+        if not layout.whole:
+            lists = [layout.variables, *(getattr(optimizer, name) for name in layout.slots)]
+            self._shared = list(zip(once, lists, strict=True))
+            for variable in (variable for variables in lists for variable in variables):
+                object.__setattr__(variable, "_direct_assign", partial(self._assigned, variable))
+
+    def numbers(self, variables: Sequence[Any]) -> tuple[int, ...]:
+        """What ``step`` calls them."""
+        return tuple(self._numbers[id(variable)] for variable in variables)
+
+    def step(self, used: tuple[int, ...], gradients: Sequence[Any], counted: Any, scale: float) -> float:
+        """Collective. Sum the gradients over the ranks, and apply them if they are finite.
+
+        Args:
+            used: the numbers of the variables, the same on all ranks.
+            gradients: of them, dense, already times what this rank counts for.
+            counted: what this rank counts for, where only the sum over ranks is the whole; None elsewhere.
+            scale: what the loss was multiplied with.
+
+        Returns:
+            the gradients' global norm, before it is clipped.
+        """
+        parts = self._parts.get(used)
+        if parts is None:
+            parts = self._parts[used] = _Parts(
+                self._layout, used, self._memory.rank, self._flats, self._optimizer, self._update
+            )
+        own = [np.asarray(memoryview(gradient)).reshape(-1) for gradient in gradients]
+        parts.bring(own)
+        self._row[0] = 0.0 if counted is None else float(counted.numpy())
+        self._row[1] = not self._layout.whole and (self._changed or self._active is not parts)
+        self._memory.meet("the gradients of")
+        if any(row[1] for row in self._facts):
+            self._adopt(parts)
+        factor = self._update.postscale
+        if counted is not None:
+            whole = sum(float(row[0]) for row in self._facts)
+            factor = factor / whole if whole else 0.0
+        self._row[2] = parts.add(own, spread=bool(self._layout.whole))
+        self._memory.meet("the sums of the gradients of")
+        norm = math.sqrt(sum(float(row[2]) for row in self._facts)) * factor / scale
+        if math.isfinite(norm):
+            if self._update.clip_norm is not None and norm > self._update.clip_norm:
+                factor *= self._update.clip_norm / norm
+            most = math.inf if self._update.clip_value is None else self._update.clip_value * scale
+            parts.update(factor, most)
+            if not self._layout.whole:
+                parts.publish(self._shared[0][0])
+                self._memory.meet("the updates of")
+        elif self._scales:  # it leaves the update out by itself, and lowers the scale
+            parts.update(factor, math.inf)
+        return norm
+
+    def settle(self) -> None:
+        """Collective. Model and optimizer are whole on all ranks, to be read.
+
+        Raises:
+            UsageError: a variable was changed in a way that nobody saw.
+        """
+        if self._active is None:
+            return
+        self._active.write_state([array for array, _ in self._shared[1:]])
+        self._memory.meet("the optimizer's state of")
+        for array, variables in self._shared:
+            for number, variable in enumerate(variables):
+                home = array[self._layout.place(number)]
+                if id(variable) in self._attached and _value(variable).ctypes.data != home.ctypes.data:
+                    raise UsageError(
+                        f"{variable.path} was changed by other means than its assign(), and the ranks of a host hold one copy",
+                        "--exchange horovod gives each rank its own",
+                    )
+
+    def close(self) -> None:
+        """Collective. Give model and optimizer back as variables like any others."""
+        self.settle()
+        for _, variables in self._shared:
+            for variable in variables:
+                variable.__dict__.pop("_direct_assign", None)
+                if id(variable) in self._attached:
+                    variable.assign(_value(variable).reshape(variable.shape).copy())
+        self._attached, self._active = {}, None
+        self._memory.meet("the end of the exchange of")
+
+    def _assigned(self, variable: Any, value: Any) -> None:
+        """In place of the method that Keras' ``assign`` ends in."""
+        if tf.inside_function():
+            raise UsageError(
+                f"{variable.path} is assigned inside a tf.function, and the ranks of a host hold one copy of it",
+                "--exchange horovod gives each rank its own",
+            )
+        self._changed = True
+        self._attached.pop(id(variable), None)
+        type(variable)._direct_assign(variable, value)
+
+    def _adopt(self, parts: _Parts) -> None:
+        """Collective. What variables hold goes into shared memory, each rank's share of it, and ``parts`` begins with it."""
+        if self._active is not None:
+            self._active.write_state([array for array, _ in self._shared[1:]])
+        for array, variables in self._shared:
+            for number, source, target in parts.inside:
+                variable = variables[parts.used[number]]
+                if id(variable) not in self._attached:
+                    np.copyto(array[target], _value(variable)[source])
+        self._memory.meet("the parameters of")
+        for array, variables in self._shared:
+            for number in parts.used:
+                variable = variables[number]
+                tensor = _tensor(array[self._layout.place(number)].reshape(variable.shape))
+                variable._value.assign(tensor)
+                self._attached[id(variable)] = tensor
+        parts.begin([array for array, _ in self._shared])
+        self._memory.meet("the parameters of")
+        self._active, self._changed = parts, False
+
+
+class _Parts:
+    """Who adds up and updates what, where the variables ``used`` get gradients."""
+
+    def __init__(
+        self, layout: Layout, used: tuple[int, ...], rank: int, flats: Sequence[Floats], optimizer: Any, update: Update
+    ) -> None:
+        self.used, self._layout, self._optimizer, self._update = used, layout, optimizer, update
+        self._mine, others = flats[rank], [flat for place, flat in enumerate(flats) if place != rank]
+        #: of the flat array, and whether weights in them decay; an optimizer without any would not count its steps
+        self._pieces = list(_cut(layout, used, rank, len(flats))) or [(slice(0, 0), True)]
+        #: this rank's share: the number of the gradient, elements of it, their place in the flat array
+        self.inside: list[tuple[int, slice, slice]] = []
+        self._outside: list[tuple[int, slice, Floats]] = []
+        self._sums: list[tuple[int, slice, Floats, list[Floats]]] = []
+        for number, which in enumerate(used):
+            place = layout.place(which)
+            for start, stop, is_mine in _split(place, self._pieces):
+                if not is_mine:
+                    self._outside.append((number, _moved(start, stop, place.start), self._mine[start:stop]))
+                    continue
+                self.inside.append((number, _moved(start, stop, place.start), slice(start, stop)))
+                for first in range(start, stop, _CHUNK):
+                    last = min(first + _CHUNK, stop)
+                    theirs = [flat[first:last] for flat in others]
+                    self._sums.append((number, _moved(first, last, place.start), self._mine[first:last], theirs))
+        #: made with the first update
+        self._apply: Any = None
+        self._gradients: list[Any] = []
+        self._variables: list[Any] = []
+        self._slots: list[list[Any]] = []
+        self._scalars: dict[float, Any] = {}
+
+    def bring(self, own: Sequence[Floats]) -> None:
+        """Let the other ranks have what they add up of this rank's gradients."""
+        for number, source, target in self._outside:
+            np.copyto(target, own[number][source])
+
+    def add(self, own: Sequence[Floats], *, spread: bool) -> float:
+        """Add up this rank's share, after a meeting; the sum of its squares. ``spread``: into every rank's array."""
+        squares = 0.0
+        with np.errstate(all="ignore"):
+            for number, source, target, (first, *more) in self._sums:
+                np.add(own[number][source], first, out=target)
+                for other in more:
+                    np.add(target, other, out=target)
+                squares += float(np.dot(target, target))
+                for other in (first, *more) if spread else ():
+                    np.copyto(other, target)
+        return squares
+
+    def update(self, factor: float, most: float) -> None:
+        """Apply the sums times ``factor``, elements cut off at ``most``: to this rank's share, or to everything."""
+        if self._apply is None:
+            self._make_whole()
+        self._apply(*self._gradients, self._scalar(factor), self._scalar(most))
+
+    def begin(self, arrays: Sequence[Floats]) -> None:
+        """This rank's share of the parameters and of the optimizer's slots is as it is in shared memory."""
+        if self._apply is None:
+            self._make_share()
+        for array, variables in zip(arrays, [self._variables, *self._slots], strict=True):
+            for (place, _), variable in zip(self._pieces, variables, strict=True):
+                variable._value.assign(tf.constant(array[place]))
+
+    def publish(self, parameters: Floats) -> None:
+        """Let the other ranks have this rank's share of the parameters."""
+        self._write([parameters], [self._variables])
+
+    def write_state(self, states: Sequence[Floats]) -> None:
+        """And that of the optimizer's slots."""
+        self._write(states, self._slots)
+
+    def _write(self, arrays: Sequence[Floats], lists: Sequence[Sequence[Any]]) -> None:
+        for array, variables in zip(arrays, lists, strict=True):
+            for (place, _), variable in zip(self._pieces, variables, strict=True):
+                np.copyto(array[place], _value(variable))
+
+    def _make_share(self) -> None:
+        """An optimizer of the same kind and settings for this rank's share, in one compiled function."""
+        optimizer, decays = self._optimizer, [decays for _, decays in self._pieces]
+        views = [self._mine[place] for place, _ in self._pieces]
+        self._variables = [keras.Variable(np.zeros_like(view), name="share") for view in views]
+        part = type(optimizer).from_config({**optimizer.get_config(), "learning_rate": 0.0})
+        part.exclude_from_weight_decay([v.value for v, does in zip(self._variables, decays, strict=True) if not does])
+        part.build(self._variables)
+        # The number of the step, the learning rate and other single numbers are those of the model's own optimizer.
+        for name, value in vars(optimizer).items():
+            if isinstance(value, keras.Variable) or name == "_learning_rate":
+                object.__setattr__(part, name, value)
+        self._slots = [getattr(part, name) for name in self._layout.slots]
+        self._compile(views, lambda gradients: part.apply(gradients, self._variables), jit_compile=True)
+
+    def _make_whole(self) -> None:
+        """The model's own optimizer, from the flat array."""
+        variables = [self._layout.variables[number] for number in self.used]
+        places = [self._layout.place(number) for number in self.used]
+
+        def apply(flat: Sequence[Any]) -> None:
+            pairs = zip(places, variables, strict=True)
+            self._optimizer.apply([tf.reshape(flat[0][place], variable.shape) for place, variable in pairs], variables)
+
+        self._compile([self._mine], apply, jit_compile=False)
+
+    def _compile(self, views: Sequence[Floats], apply: Callable[[list[Any]], None], *, jit_compile: bool) -> None:
+        def update(*tensors: Any) -> None:
+            *gradients, factor, most = tensors
+            scaled = [gradient * factor for gradient in gradients]
+            apply([tf.clip_by_value(each, -most, most) for each in scaled] if self._update.clip_value else scaled)
+
+        signature = [tf.TensorSpec(view.shape, tf.float32) for view in views] + [tf.TensorSpec((), tf.float32)] * 2
+        traced = tf.function(update, input_signature=signature, autograph=False, jit_compile=jit_compile)
+        self._apply = traced.get_concrete_function()
+        self._gradients = [_tensor(view) if len(view) else tf.zeros([0]) for view in views]
+
+    def _scalar(self, value: float) -> Any:
+        """It is nearly always one of two, and making a tensor takes longer than finding it."""
+        if value not in self._scalars:
+            if len(self._scalars) > 8:
+                self._scalars.clear()
+            self._scalars[value] = tf.constant(value, tf.float32)
+        return self._scalars[value]
+
+
+def _cut(layout: Layout, used: Sequence[int], rank: int, size: int) -> Iterator[tuple[slice, bool]]:
+    """A rank's share of the variables ``used``: pieces of the flat array, and whether weights in them decay."""
+    runs: list[tuple[int, int, bool]] = []
+    for number in sorted(used, key=lambda number: layout.offsets[number]):
+        start = layout.offsets[number]
+        stop = start + -(-_count(layout.variables[number]) // _STEP) * _STEP
+        if runs and runs[-1][1:] == (start, layout.decays[number]):
+            start = runs.pop()[0]
+        runs.append((start, stop, layout.decays[number]))
+    mine, passed = share(sum(stop - start for start, stop, _ in runs), rank, size), 0
+    for start, stop, decays in runs:
+        first, last = max(mine.start - passed + start, start), min(mine.stop - passed + start, stop)
+        if first < last:
+            yield slice(first, last), decays
+        passed += stop - start
+
+
+def _split(place: slice, pieces: Sequence[tuple[slice, bool]]) -> Iterator[tuple[int, int, bool]]:
+    """``place`` cut where ``pieces`` begin and end: start, stop, whether it is inside one."""
+    at = place.start
+    for piece, _ in pieces:
+        start, stop = max(piece.start, at), min(piece.stop, place.stop)
+        if start >= stop:
+            continue
+        if at < start:
+            yield at, start, False
+        yield start, stop, True
+        at = stop
+    if at < place.stop:
+        yield at, place.stop, False
+
+
+def _tensor(array: Floats) -> Any:
+    """A tensor in the same memory."""
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+
+
+def _value(variable: Any) -> Floats:
+    """A variable's elements where they are."""
+    return np.asarray(memoryview(variable._value.value())).reshape(-1)
+
+
+def _moved(start: int, stop: int, by: int) -> slice:
+    return slice(start - by, stop - by)
+
+
+def _count(variable: Any) -> int:
+    return math.prod(variable.shape)
