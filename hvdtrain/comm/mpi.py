@@ -74,8 +74,18 @@ class MpiCommunicator:
         return _Window(self._mpi, self._comm, nbytes)
 
     def link(self) -> Link:
-        self._links.append(self._comm.Dup())
-        return MpiLink(self._links[-1], self._mpi)
+        whole = self._link_comm(self._comm.Dup())
+        if not 1 < self.world.num_nodes < self.world.size:
+            return MpiLink(whole, self._mpi)
+        local = self._link_comm(self._comm.Split_type(self._mpi.COMM_TYPE_SHARED))
+        leads = local.rank == 0
+        leaders = self._comm.Split(0 if leads else self._mpi.UNDEFINED, self._comm.rank)
+        levels = MpiLink(local, self._mpi), MpiLink(self._link_comm(leaders), self._mpi) if leads else None
+        return MpiLink(whole, self._mpi, levels=levels)
+
+    def _link_comm(self, comm: Any) -> Any:
+        self._links.append(comm)
+        return comm
 
     def close(self) -> None:
         for comm in (*self._links, self._comm):

@@ -27,6 +27,13 @@ class Link(Protocol):
     def rank(self) -> int:
         """This one's, from 0."""
 
+    @property
+    def levels(self) -> tuple[Link, Link | None] | None:
+        """Where several hosts have several ranks: a link of this host's ranks, and one of the first ranks of all hosts.
+
+        The second is None on ranks that are not their host's first. None: there is only this link.
+        """
+
     def sum(self, array: Floats) -> None:
         """Collective. Replace ``array`` (one shape on all ranks) by its sum over ranks."""
 

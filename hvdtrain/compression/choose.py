@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hvdtrain.compression import Compressor
 from hvdtrain.compression.halves import Bfloat16, Float16
+from hvdtrain.compression.levels import BetweenHosts
 from hvdtrain.compression.powersgd import DEFAULT_RANK, PowerSgd
 from hvdtrain.compression.topk import DEFAULT_SHARE, TopK
 from hvdtrain.compression.warmup import Warmup
@@ -34,7 +35,10 @@ def parse(text: str, *, warmup: int = 0) -> Compressor | None:
         found = PowerSgd(_rank(text, argument) if colon else DEFAULT_RANK)
     else:
         raise UsageError(f"--compression: there is no {shown(text)!r}", _HINT)
-    return Warmup(found, warmup) if found is not None and warmup else found
+    if found is None:
+        return None
+    found = BetweenHosts(found)
+    return Warmup(found, warmup) if warmup else found
 
 
 def refusal(text: str, *, op: Op, precision: Precision, process_sets: bool, sparse: bool) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.compression import Compressor
 from hvdtrain.compression.choose import parse
-from tests.support.links import ThreadLink, on_ranks
+from tests.support.links import ThreadLink, links, links_of_hosts, on_links, on_ranks
 
 NAMES = ["bfloat16", "float16", "topk:0.05", "powersgd:2"]
 OWING = NAMES[1:]
@@ -46,7 +46,9 @@ def joined(tensors: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([tensor.reshape(-1) for tensor in tensors])
 
 
-def applied(name: str, given: np.ndarray, compressors: Sequence[Compressor] | None = None) -> np.ndarray:
+def applied(
+    name: str, given: np.ndarray, compressors: Sequence[Compressor] | None = None, hosts: Sequence[int] = ()
+) -> np.ndarray:
     """[ranks, steps, SIZE]: what each rank got out of each step's exchange."""
     compressors = compressors or [made(name) for _ in range(given.shape[1])]
 
@@ -58,7 +60,7 @@ def applied(name: str, given: np.ndarray, compressors: Sequence[Compressor] | No
             results.append(joined(tensors))
         return np.array(results)
 
-    return np.array(on_ranks(given.shape[1], work))
+    return np.array(on_links(links_of_hosts(hosts) if hosts else links(given.shape[1]), work))
 
 
 def owed(compressor: Compressor) -> np.ndarray:
@@ -71,6 +73,20 @@ def test_all_ranks_get_the_same_bits(name, ranks):
     found = applied(name, gradients(4, ranks))
     for other in found[1:]:
         np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_ranks_of_a_host_compress_their_sum_as_one_rank_would(name):
+    given, hosts = gradients(3, 5), (2, 2, 1)
+    compressors = [made(name) for _ in range(5)]
+    found = applied(name, given, compressors, hosts)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+    sums = np.stack([given[:, 0] + given[:, 1], given[:, 2] + given[:, 3], given[:, 4]], axis=1)
+    np.testing.assert_array_equal(found[0], applied(name, sums)[0])
+    everyone = links_of_hosts(hosts)
+    on_links(everyone, lambda link: compressors[link.rank].settle(link))
+    assert not any(owed(compressor).any() for compressor in compressors[1:])
 
 
 @pytest.mark.parametrize("name", NAMES)

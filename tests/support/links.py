@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ class ThreadLink:
 
     def __init__(self, rank: int, barrier: Barrier, table: list[Any]) -> None:
         self.size, self.rank = len(table), rank
+        self.levels: tuple[ThreadLink, ThreadLink | None] | None = None
         self.sent = 0.0
         self._barrier, self._table = barrier, table
 
@@ -39,6 +40,12 @@ class ThreadLink:
         self.sent += (self.size - 1) * array.nbytes
         return np.stack(self._all(array))
 
+    def give_up(self) -> None:
+        """Let the others fail instead of waiting for this one."""
+        self._barrier.abort()
+        for link in filter(None, self.levels or ()):
+            link.give_up()
+
     def _all(self, array: NDArray[Any]) -> list[NDArray[Any]]:
         self._table[self.rank] = array.copy()
         self._barrier.wait(20)
@@ -47,16 +54,33 @@ class ThreadLink:
         return everyone
 
 
+def links(size: int) -> list[ThreadLink]:
+    barrier, table = Barrier(size), [None] * size
+    return [ThreadLink(rank, barrier, table) for rank in range(size)]
+
+
+def links_of_hosts(hosts: Sequence[int]) -> list[ThreadLink]:
+    """Of hosts with so many ranks each."""
+    everyone = links(sum(hosts))
+    rest = iter(everyone)
+    for leader, ranks in zip(links(len(hosts)), hosts, strict=True):
+        for local in links(ranks):
+            next(rest).levels = local, leader if local.rank == 0 else None
+    return everyone
+
+
 def on_ranks(size: int, work: Callable[[ThreadLink], T]) -> list[T]:
     """What ``work`` returns on each of ``size`` ranks."""
-    barrier, table = Barrier(size), [None] * size
+    return on_links(links(size), work)
 
-    def run(rank: int) -> T:
+
+def on_links(everyone: Sequence[ThreadLink], work: Callable[[ThreadLink], T]) -> list[T]:
+    def run(link: ThreadLink) -> T:
         try:
-            return work(ThreadLink(rank, barrier, table))
+            return work(link)
         except BaseException:
-            barrier.abort()
+            link.give_up()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        return [done.result() for done in [pool.submit(run, rank) for rank in range(size)]]
+    with ThreadPoolExecutor(len(everyone)) as pool:
+        return [done.result() for done in [pool.submit(run, link) for link in everyone]]
