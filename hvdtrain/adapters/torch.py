@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.adapters import batch_pair, blame, refuse_sum
 from hvdtrain.adapters import torch_files as files
+from hvdtrain.adapters import torch_fused as fused
 from hvdtrain.adapters import torch_metrics as stateful
 from hvdtrain.adapters import torch_norm as norms
 from hvdtrain.adapters import torch_shared as shared
@@ -66,7 +67,7 @@ class TorchAdapter:
         self.device = torch.device("cpu")
         refuse_sum(loss)
         check_optimizer(model, optimizer)
-        prefer_fused(optimizer)
+        fused.prefer(optimizer)
         base = optimizer.param_groups[0]["lr"]
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
@@ -75,6 +76,8 @@ class TorchAdapter:
         self._copy = files.HostCopy()
         self._exchange: GradientExchange = Alone(optimizer)
         self._scaler: torch.amp.GradScaler | None = None
+        #: whether the last pass was one of training
+        self._is_training = False
         #: of the steps since the moving statistics were last made equal
         self._samples = 0.0
 
@@ -134,7 +137,9 @@ class TorchAdapter:
         if lr is not None:
             for group, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
                 group["lr"] = lr * ratio
-        self.model.train()
+        if not (self._is_training and self.model.training):  # which visits every module
+            self.model.train()
+            self._is_training = True
         with self._whole():
             factor = self.update.factor(weight, self._peers)
             inputs, target, count = self._to_device(batch)
@@ -156,6 +161,7 @@ class TorchAdapter:
     @torch.no_grad()
     def eval_step(self, batch: Any) -> Means:
         self.model.eval()
+        self._is_training = False
         inputs, target, count = self._to_device(batch)
         if not count:
             return dict.fromkeys(self.figures, Mean())
@@ -217,7 +223,9 @@ class TorchAdapter:
             torch.default_generator.manual_seed(seed)  # torch.manual_seed asks every kind of device, which takes 0.3 ms
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(seed)
-        self.optimizer.zero_grad(set_to_none=True)
+        for group in self.optimizer.param_groups:  # as zero_grad() does, without its records for profilers
+            for parameter in group["params"]:
+                parameter.grad = None
         means: Means = dict.fromkeys(self.figures, Mean())
         samples, all_units = sum(count for _, _, count in parts), 0.0
         for inputs, target, count in parts:
@@ -231,8 +239,10 @@ class TorchAdapter:
             if not loss.requires_grad:
                 raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
             part = factor * units / samples
-            weighted = loss if part == 1.0 else loss * part
-            (weighted if scaler is None else scaler.scale(weighted)).backward()
+            if scaler is None:
+                torch.autograd.backward(loss, torch.full((), part, dtype=loss.dtype, device=loss.device))
+            else:
+                scaler.scale(loss * part).backward()
             all_units += part / self.update.prescale
             with torch.no_grad(), self._precision():
                 means = merge(means, self._means(output, target, units, {"loss": loss.detach()}))
@@ -266,7 +276,7 @@ class TorchAdapter:
         if self._scaler is not None:
             self._scaler.unscale_(self.optimizer)
             norm = None
-        norm = factor * (float(torch.nn.utils.get_total_norm(gradients)) if norm is None else norm)
+        norm = factor * (_norm(gradients) if norm is None else norm)
         finite = math.isfinite(norm)
         if self._scaler is not None:
             scale = self._scaler.get_scale()
@@ -315,9 +325,11 @@ class TorchAdapter:
             )
         return pieces
 
-    def _precision(self) -> torch.autocast:
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
         precision = self.update.precision
-        return torch.autocast(self.device.type, getattr(torch, precision), enabled=precision != "float32")
+        if precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, precision))
 
     def _forward(self, inputs: Any) -> Any:
         if isinstance(inputs, dict):
@@ -342,7 +354,11 @@ class TorchAdapter:
         means: Means = {}
         for name, figure in self.figures.items():
             value = known[name] if name in known else figure(output, target)
-            means[name] = value if isinstance(value, Mean) else Mean.of(_scalar(name, value), units)
+            if not isinstance(value, Mean):
+                number = _scalar(name, value)
+                # On a GPU reading it would wait for the step; in host memory it is there, and adds up faster than a tensor.
+                value = Mean.of(number.item() if number.device.type == "cpu" else number, units)
+            means[name] = value
         return means
 
 
@@ -353,22 +369,6 @@ def pick_device(world: World) -> torch.device:
     if torch.cuda.device_count() > 1 and world.size > 1:
         torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def prefer_fused(optimizer: torch.optim.Optimizer) -> None:
-    """Let PyTorch update all parameters in one kernel, where its optimizer has one and the user has not chosen another way.
-
-    On CPUs PyTorch's own choice is a loop over the parameters, with several passes over the memory of each.
-    """
-    if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
-        return
-    for group in optimizer.param_groups:
-        if group.get("momentum"):  # SGD's kernel fails where only some parameters have momentum yet
-            continue
-        chosen = any(group.get(name) for name in ("foreach", "differentiable", "capturable")) or group.get("fused") is not None
-        plain = all(parameter.is_floating_point() and parameter.device.type == "cpu" for parameter in group["params"])
-        if not chosen and plain and not isinstance(group["lr"], torch.Tensor):
-            group["fused"] = True
 
 
 def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -386,6 +386,14 @@ def check_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             f"{type(optimizer).__name__} evaluates the loss several times in a step (it needs a closure), which is not supported",
             "use an optimizer that updates from the gradient alone",
         )
+
+
+def _norm(gradients: list[torch.Tensor]) -> float:
+    """Of all elements together; not finite if one of them is not."""
+    norms = torch._foreach_norm(gradients)
+    if all(norm.device.type == "cpu" for norm in norms):
+        return math.hypot(*(norm.item() for norm in norms))
+    return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from hvdtrain.adapters import torch_fused
+
 
 @dataclass(frozen=True)
 class Summed:
@@ -67,7 +69,7 @@ class Alone:
         return own_gradients(self._optimizer)
 
     def update(self) -> None:
-        self._optimizer.step()
+        torch_fused.step(self._optimizer)
 
     def pause(self) -> None:
         pass

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hvdtrain.adapters import torch_fused
 from hvdtrain.adapters.torch_exchange import Summed, is_dense, own_gradients
 from hvdtrain.errors import UsageError
 from hvdtrain.exchange import buckets
@@ -258,7 +259,7 @@ class HorovodExchange:
         return own_gradients(self._optimizer)
 
     def update(self) -> None:
-        self._optimizer.step()
+        torch_fused.step(self._optimizer)
 
     def settle(self) -> None:
         pass

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hvdtrain.adapters import torch_fused
 from hvdtrain.adapters.torch_exchange import Summed, is_dense
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.shared import Field, HostMemory, HostSum, bytes_needed
@@ -202,13 +203,13 @@ class SharedExchange:
 
     def update(self) -> None:
         if not self._is_sharded:
-            self._optimizer.step()
+            torch_fused.step(self._optimizer)
             return
         for mine, theirs in zip(self._part_optimizer.param_groups, self._optimizer.param_groups, strict=True):
             mine.update({name: value for name, value in theirs.items() if name != "params"})
         for part in self._parts:
             part.parameter.grad = part.gradient if self._used[part.number] else None
-        self._part_optimizer.step()
+        torch_fused.step(self._part_optimizer)
         if self._fresh:
             self._move_in()
         self._memory.meet("the updates of")

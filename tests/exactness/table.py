@@ -21,10 +21,13 @@ def load(out: Path, case: str, rank: int = 0) -> tuple[list[np.ndarray], list[np
     return state[: len(state) // 2], state[len(state) // 2 :]
 
 
-def difference(job: Path, single: Path, case: str) -> tuple[float, float]:
-    """The largest relative difference of a job's state from a single process's, and its bound."""
+def difference(job: Path, single: Path, case: str, way: str = "") -> tuple[float, float]:
+    """The largest relative difference of a job's state from a single process's, and its bound.
+
+    ``way``: how the job's gradients travelled, as the names of its files say.
+    """
     before, after = load(single, case)
-    _, found = load(job, case)
+    _, found = load(job, case + way)
     bound = next((bound for name, bound in ROUNDING.items() if name in case), None)
     moved = max(float(np.abs(new.astype(float) - old).max()) for old, new in zip(before, after, strict=True))
     worst = 0.0

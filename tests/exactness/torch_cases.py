@@ -521,7 +521,7 @@ def figures(comm: Any) -> list[np.ndarray]:
     return [np.zeros_like(found), found]
 
 
-def train(name: str, comm: Any) -> list[np.ndarray]:
+def train(name: str, comm: Any, exchange: Any = "auto") -> list[np.ndarray]:
     """The model's state after 20 steps of a case, after its state before them."""
     torch.manual_seed(comm.world.rank)  # the initial broadcast has to make the ranks equal
     if name == "validation figures":
@@ -529,7 +529,7 @@ def train(name: str, comm: Any) -> list[np.ndarray]:
     if name in LOOPS:
         return LOOPS[name]()
     made = CASES[name]()
-    trainer = Trainer(made, comm, options=Options(max_steps=STEPS))
+    trainer = Trainer(made, comm, options=Options(max_steps=STEPS, exchange=exchange))
     trainer.prepare()
     if name == "unequal shares":
         weights = tuple(range(comm.world.size, 0, -1))
@@ -555,6 +555,8 @@ def main(out: Path) -> None:
     local_statistics(comm)
     for name in NAMES:
         np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
+    for name in CASES if comm.world.size > 1 else ():
+        np.savez(out / f"{name} (horovod)-{comm.world.rank}.npz", *train(name, comm, "horovod"))
     comm.close()
 
 
