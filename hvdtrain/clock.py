@@ -11,12 +11,18 @@ class Clock:
 
     def __init__(self) -> None:
         self._run, self._window = _Stretch(), _Stretch()
+        #: seconds of this window in which a step waited for its batch
+        self.waited_s = 0.0
         self._is_first = True
         self.mark()
 
     def mark(self) -> None:
         """The next lap begins."""
         self._marked = time.perf_counter()
+
+    def loaded(self) -> None:
+        """The batch of this lap is there."""
+        self.waited_s += time.perf_counter() - self._marked
 
     def lap(self, samples: int = 0) -> None:
         """A lap ends, in which ``samples`` samples were done, and the next one begins."""
@@ -26,10 +32,10 @@ class Clock:
             self._run.add(samples, now - self._marked)
         self._is_first, self._marked = False, now
 
-    def end_window(self) -> float:
-        """Samples a second since the last window; the next one begins."""
-        window, self._window = self._window, _Stretch()
-        return window.samples_per_s
+    def end_window(self) -> tuple[float, float]:
+        """Samples a second since the last window, and its seconds; the next one begins."""
+        window, self._window, self.waited_s = self._window, _Stretch(), 0.0
+        return window.samples_per_s, window.seconds
 
     @property
     def samples_per_s(self) -> float:

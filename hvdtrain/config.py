@@ -58,6 +58,8 @@ class Options:
     )
     compression_warmup: int = _option(0, "Steps at the start without compression.", minimum=0)
     bucket_mb: float = _option(4.0, "Size in MB of the buckets in which gradients travel through Horovod.")
+    loader_workers: str = _option("auto", "Processes that load data on each rank: a number, or auto: as it is measured.")
+    prefetch: str = _option("auto", "Batches loaded ahead of the step: a number (0: in the step), or auto: as it is measured.")
     stall_timeout: float = _option(
         60.0,
         "Explain, and end the job, when no step was done for this many seconds (10 times as many before the first; 0: never).",

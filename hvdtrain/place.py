@@ -15,7 +15,7 @@ from hvdtrain.config import Options
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampler import Sampler, Share
 from hvdtrain.data.shares import host_shares
-from hvdtrain.data.sources import Source
+from hvdtrain.data.sources import Source, close, on_host
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.recipe import Recipe
 from hvdtrain.state import TrainState
@@ -71,7 +71,10 @@ class Place:
                     f"rank {rank} is set up otherwise than rank 0: {_different(theirs, everyone[0])}",
                     "all hosts must have the same recipe, data, options and HVDTRAIN_* variables",
                 ).everywhere()
-        met = replace(self, hosts=tuple(comm.allgather(socket.gethostname(), name="setup/hosts")))
+        hosts = tuple(comm.allgather(socket.gethostname(), name="setup/hosts"))
+        loader = replace(self.loader, source=on_host(self.loader.source, comm))
+        valid = None if self.valid is None else on_host(self.valid, comm)
+        met = replace(self, hosts=hosts, loader=loader, valid=valid)
         if self.options.share is None:
             return met
         weights = host_shares(self.options.share, met.hosts, lenient=self.world.elastic)
@@ -80,6 +83,12 @@ class Place:
     def with_share(self, share: Share) -> Place:
         """The place with another part of every batch."""
         return replace(self, loader=replace(self.loader, share=share))
+
+    def close(self) -> None:
+        """Collective. Give back what the data took when the ranks met."""
+        for source in (self.loader.source, self.valid):
+            if source is not None:
+                close(source)
 
     @property
     def sampler(self) -> Sampler:

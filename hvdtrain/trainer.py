@@ -15,6 +15,7 @@ from hvdtrain.checkpoint.resume import changed
 from hvdtrain.checkpoint.run import RunCheckpoints
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
+from hvdtrain.data.feed import Feed, Limits, Wanted
 from hvdtrain.data.loader import Batch
 from hvdtrain.data.sources import as_source
 from hvdtrain.errors import UsageError
@@ -46,6 +47,9 @@ class Summary:
     valid: Mapping[str, float]
     stopped: str
     run_dir: str
+    #: how batches were loaded, and the part of the time in which ranks waited for them
+    loading: str = ""
+    data_wait: float = 0.0
 
 
 class HostsChangedError(Exception):
@@ -65,6 +69,7 @@ class Trainer:
         stops: whether this rank was asked to end before the end.
         settings: the recipe's parameters, which checkpoints name when they do not fit.
         changes: whether this rank knows of hosts that came or went.
+        tell: is called on the primary with a sentence on what was decided on the way.
 
     Raises:
         UsageError: the data is none that can be trained on, or there is none.
@@ -80,6 +85,7 @@ class Trainer:
         stops: Stops | None = None,
         settings: Mapping[str, Any] | None = None,
         changes: Callable[[], bool] = lambda: False,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.options, self.run_dir, self.comm = options or Options(), run_dir, comm
         self.adapter, self.callbacks = recipe.adapter, recipe.callbacks
@@ -91,6 +97,8 @@ class Trainer:
         self.place = self._placed(comm)
         if self.options.keep_best is not None and valid is None:
             raise UsageError("--keep-best needs validation data, and the recipe has none", "give it: Recipe(..., valid=...)")
+        self._wanted = Wanted.parse(self.options.loader_workers, self.options.prefetch)
+        self._announce, self._loading = tell, ""
         self._settings = settings or {}
         self.checkpoints = RunCheckpoints(
             run_dir.checkpoints if run_dir else None,
@@ -197,6 +205,7 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_end(self.state)
         HERE.enter("finishing")
+        self.place.close()
         return Summary(
             framework=self.adapter.framework,
             ranks=self.comm.world.size,
@@ -208,6 +217,8 @@ class Trainer:
             valid=self._values,
             stopped=self._votes.over,
             run_dir=str(self.run_dir.path) if self.run_dir else "",
+            loading=self._loading,
+            data_wait=self._window.data_wait,
         )
 
     def evaluate(self) -> Mapping[str, float]:
@@ -284,11 +295,19 @@ class Trainer:
     def _batches(self) -> Generator[Batch]:
         HERE.enter("data loading")
         self._window.clock.mark()
-        while not self._ended:
-            yield from self.place.loader.epoch(self.state.epoch, self.state.position)
+        loader = self.place.loader
+        with closing(Feed(loader, self._wanted, Limits.of(loader.source, self.comm.world), self._loads)) as feed:
+            while not self._ended:
+                yield from feed.epoch(self.state.epoch, self.state.position)
+
+    def _loads(self, how: str) -> None:
+        self._loading = how
+        if self.comm.world.is_primary:
+            self._announce(f"loading: {how}")
 
     def _update(self, batch: Batch) -> None:
         """Collective. One optimizer update."""
+        self._window.clock.loaded()
         HERE.enter("training step")
         step, part = self.state.step, batch.slice
         try:
@@ -316,7 +335,7 @@ class Trainer:
         values = metrics.values(means, "train/")
         if (rate := self.place.lr(step - 1)) is not None:
             values["train/lr"] = rate
-        values["speed/samples_per_s"] = self._window.close()
+        values |= self._window.close()
         self._tell(values)
         if error is not None:  # all ranks stop here, before it is saved
             raise error

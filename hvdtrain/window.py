@@ -11,6 +11,9 @@ from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.metrics import Mean, Means
 
+#: in the reduction of a window
+_WAITED = "speed/data_wait"
+
 
 def reduce(means: Means, comm: Communicator, *, name: str) -> Means:
     """Collective. The means over the samples of all ranks; every rank must bring the same names."""
@@ -23,6 +26,8 @@ class Window:
     def __init__(self) -> None:
         self._means: Means = {}
         self.clock = Clock()
+        #: seconds that a rank waited for data in this window, the mean over all ranks; and in all windows of all their seconds
+        self._waited_s, self._all_waited_s, self._all_s = 0.0, 0.0, 0.0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -40,7 +45,9 @@ class Window:
 
     def reduce(self, more: Means, comm: Communicator) -> Means:
         """Collective. The means over the samples of all ranks, with ``more`` in the same reduction."""
-        means = reduce({**self._means, **more}, comm, name="metrics/train")
+        waited = {_WAITED: Mean(self.clock.waited_s, 1)}
+        means = reduce({**self._means, **more, **waited}, comm, name="metrics/train")
+        self._waited_s = means.pop(_WAITED).value
         self.clock.lap()  # reading the figures waits for the device, which may be many steps behind
         return means
 
@@ -56,7 +63,19 @@ class Window:
             "lower the learning rate or check the data; --resume auto goes on from the last checkpoint, which is older",
         ).everywhere()
 
-    def close(self) -> float:
-        """Samples a second; the next window begins."""
+    def close(self) -> dict[str, float]:
+        """Samples a second, and the part of the time in which ranks waited for data; the next window begins."""
         self._means = {}
-        return self.clock.end_window()
+        samples_per_s, seconds = self.clock.end_window()
+        self._all_waited_s += self._waited_s
+        self._all_s += seconds
+        return {"speed/samples_per_s": samples_per_s, "speed/data_wait": _part(self._waited_s, seconds)}
+
+    @property
+    def data_wait(self) -> float:
+        """The part of the time of all windows so far in which ranks waited for data."""
+        return _part(self._all_waited_s, self._all_s)
+
+
+def _part(waited_s: float, seconds: float) -> float:
+    return min(1.0, waited_s / seconds) if seconds else 0.0

@@ -20,7 +20,7 @@ from hvdtrain.elastic import Change, rounds
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod import start
 from hvdtrain.loggers import Logger
-from hvdtrain.loggers.console import ConsoleLogger, say
+from hvdtrain.loggers.console import ConsoleLogger, say, say_aside
 from hvdtrain.loggers.jsonl import JsonLinesLogger
 from hvdtrain.progress import HERE
 from hvdtrain.rank import Rank, guard, watched
@@ -81,7 +81,7 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
         if trainer is None:
             trainer = Trainer(
                 recipe, comm, options=config.options, run_dir=rank.run_dir, stops=stops, settings=settings,
-                changes=lambda: hosts.noticed,
+                changes=lambda: hosts.noticed, tell=say_aside,
             )  # fmt: skip
         else:
             trainer.move(comm)

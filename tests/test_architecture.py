@@ -78,6 +78,7 @@ FLOORS = {
 HOMES = {
     "torch": {
         "adapters.torch",
+        "adapters.torch_compressed",
         "adapters.torch_exchange",
         "adapters.torch_files",
         "adapters.torch_fused",

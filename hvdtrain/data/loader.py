@@ -1,16 +1,17 @@
-"""Load a rank's part of each global batch ahead of the step, in a thread."""
+"""A rank's part of each global batch, loaded in the step, ahead of it in a thread, or in processes."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from hvdtrain.data import workers
+from hvdtrain.data.prefetch import ahead
 from hvdtrain.data.sampler import WHOLE, Sampler, Share, Slice
-from hvdtrain.data.sources import EpochSource, Source, length
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.data.sources import Source, at_epoch, take
+from hvdtrain.data.workers import Pool
 
 
 @dataclass(frozen=True)
@@ -25,62 +26,45 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loader:
-    """Gives the batches of an epoch in order, ``prefetch`` of them loaded before they are asked for (0: without a thread)."""
+    """Gives the batches of an epoch in order.
+
+    Args:
+        prefetch: as many are loaded before they are asked for (0: without a thread).
+        workers: processes that load; they live as long as a pass. 0: the rank itself loads.
+    """
 
     source: Source
     sampler: Sampler
     share: Share = WHOLE
     prefetch: int = 2
+    workers: int = 0
 
-    def epoch(self, epoch: int, position: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, position: int = 0) -> Generator[Batch]:
         """The batches of ``epoch`` from ``position`` on. What loading raises is raised here, at its batch."""
-        source = self.source.at_epoch(epoch) if isinstance(self.source, EpochSource) else self.source
-        batches = (Batch(part, _take(source, part)) for part in self.sampler.epoch(epoch, position, self.share))
-        return self._ahead(batches) if self.prefetch > 0 else batches
+        parts = self.sampler.epoch(epoch, position, self.share)
+        if not self.workers:
+            yield from self.within(epoch, parts, self.prefetch)
+            return
+        with closing(workers.start(self.source, self.sampler, self.share, self.workers)) as pool:
+            yield from self.by(pool, epoch, parts, self.prefetch)
 
-    def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=self.prefetch)
-        closed = threading.Event()
+    def within(self, epoch: int, parts: Iterable[Slice], prefetch: int) -> Generator[Batch]:
+        """The batches ``parts`` of ``epoch``, loaded by this process."""
+        source = at_epoch(self.source, epoch)
+        yield from _ahead((Batch(part, take(source, part)) for part in parts), prefetch)
 
-        def put(item: Batch | BaseException | None) -> bool:
-            while not closed.is_set():
-                try:
-                    ready.put(item, timeout=0.1)
-                    return True
-                except queue.Full:
-                    continue
-            return False
+    def by(self, pool: Pool, epoch: int, parts: Iterable[Slice], prefetch: int) -> Generator[Batch]:
+        """The batches ``parts`` of ``epoch``, loaded by ``pool``, and fetched from there ahead of the step."""
+        asked: list[Slice] = []
 
-        def load() -> None:
-            try:
-                for batch in batches:
-                    if not put(batch):
-                        return
-                put(None)
-            except BaseException as error:
-                put(error)
+        def noted() -> Iterator[Slice]:
+            for part in parts:
+                asked.append(part)
+                yield part
 
-        thread = threading.Thread(target=load, name="hvdtrain-loader", daemon=True)
-        thread.start()
-        try:
-            while (item := ready.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            closed.set()
-            thread.join(timeout=1.0)  # a source that hangs must not hold up the end; the thread is a daemon
+        batches = (Batch(asked.pop(0), data) for data in pool.batches(epoch, noted()))
+        yield from _ahead(batches, prefetch)
 
 
-def _take(source: Source, part: Slice) -> Any:
-    try:
-        batch = source.take(part.indices)
-        if (count := length(batch)) not in (None, len(part.indices)):
-            raise HvdtrainError(
-                f"the data source gave {count} samples for {len(part.indices)} indices ({part})", "take(indices) gives one each"
-            )
-        return batch
-    except Exception as error:
-        if not getattr(error, "__notes__", None):  # it does not name the sample yet
-            error.add_note(f"in the batch of {part}")
-        raise
+def _ahead(batches: Iterator[Batch], prefetch: int) -> Iterator[Batch]:
+    return ahead(batches, prefetch) if prefetch > 0 else batches

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from hvdtrain.data.sampler import Indices
-from hvdtrain.errors import UsageError
+from hvdtrain.comm import Communicator
+from hvdtrain.data.sampler import Indices, Slice
+from hvdtrain.errors import HvdtrainError, UsageError
 
 
 @runtime_checkable
@@ -32,6 +34,14 @@ class EpochSource(Source, Protocol):
         """The data set as it is in ``epoch``."""
 
 
+@runtime_checkable
+class HostSource(Source, Protocol):
+    """A data set that the ranks of a host can have together, once they know each other."""
+
+    def on_host(self, comm: Communicator) -> Source:
+        """Collective. What this rank is to read from."""
+
+
 @dataclass(frozen=True)
 class ArraySource:
     """Arrays of equal length, alone or in tuples or dicts, for example ``(images, labels)``."""
@@ -39,7 +49,7 @@ class ArraySource:
     arrays: Any
 
     def __post_init__(self) -> None:
-        lengths = {len(leaf) if np.ndim(leaf) else "none (a single number)" for leaf in _leaves(self.arrays)}
+        lengths = {len(leaf) if np.ndim(leaf) else "none (a single number)" for leaf in leaves(self.arrays)}
         if len(lengths) != 1 or not all(isinstance(length, int) for length in lengths):
             raise UsageError(
                 f"the arrays of a data source must have one length, got {', '.join(sorted(map(str, lengths))) or 'no array'}",
@@ -47,10 +57,10 @@ class ArraySource:
             )
 
     def __len__(self) -> int:
-        return len(_leaves(self.arrays)[0])
+        return len(leaves(self.arrays)[0])
 
     def take(self, indices: Indices) -> Any:
-        return _map(lambda array: np.take(array, indices, axis=0), self.arrays)
+        return map_leaves(lambda array: np.take(array, indices, axis=0), self.arrays)
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class ItemSource:
                 f"while stacking samples {indices.tolist()[:8]} into a batch: all need the same structure and shapes"
             )
             raise
-        return batch if len(indices) else _map(lambda array: array[:0], batch)
+        return batch if len(indices) else map_leaves(lambda array: array[:0], batch)
 
     def _sample(self, index: int) -> Any:
         try:
@@ -101,19 +111,60 @@ class Augmented:
     def at_epoch(self, epoch: int) -> Augmented:
         return replace(self, epoch=epoch)
 
+    def on_host(self, comm: Communicator) -> Augmented:
+        return replace(self, data=on_host(as_source(self.data), comm))
+
+    def close(self) -> None:
+        close(as_source(self.data))
+
     def take(self, indices: Indices) -> Any:
         wanted = indices if len(indices) else np.zeros(1, dtype=np.int64)  # a rank without a sample needs the shapes
         batch = as_source(self.data).take(wanted)
         samples = [
-            self.function(_map(operator.itemgetter(row), batch), stream(self.seed, self.epoch, index))
+            self.function(map_leaves(operator.itemgetter(row), batch), stream(self.seed, self.epoch, index))
             for row, index in enumerate(wanted.tolist())
         ]
-        return _map(lambda array: array[: len(indices)], _stack(samples))
+        return map_leaves(lambda array: array[: len(indices)], _stack(samples))
 
 
 def stream(*key: int) -> np.random.Generator:
     """A random stream of its own for each ``key``, for example (seed, epoch, sample)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([part % (1 << 64) for part in key])))
+
+
+def on_host(source: Source, comm: Communicator) -> Source:
+    """Collective. The source as it is where the ranks know each other."""
+    return source.on_host(comm) if isinstance(source, HostSource) else source
+
+
+def close(source: Source) -> None:
+    """Collective where ``on_host`` was. Give back what that took."""
+    if isinstance(source, HostSource) and callable(release := getattr(source, "close", None)):
+        release()
+
+
+def at_epoch(source: Source, epoch: int) -> Source:
+    """The source as it is in ``epoch``."""
+    return source.at_epoch(epoch) if isinstance(source, EpochSource) else source
+
+
+def take(source: Source, part: Slice) -> Any:
+    """The samples of ``part``. What ``source`` raises names the samples.
+
+    Raises:
+        HvdtrainError: it gave more or fewer samples than it was asked for.
+    """
+    try:
+        batch = source.take(part.indices)
+        if (count := length(batch)) not in (None, len(part.indices)):
+            raise HvdtrainError(
+                f"the data source gave {count} samples for {len(part.indices)} indices ({part})", "take(indices) gives one each"
+            )
+        return batch
+    except Exception as error:
+        if not getattr(error, "__notes__", None):  # it does not name the sample yet
+            error.add_note(f"in the batch of {part}")
+        raise
 
 
 def as_source(data: Any) -> Source:
@@ -129,9 +180,13 @@ def as_source(data: Any) -> Source:
             "give arrays as a tuple, (inputs, targets), and a list of samples as hvdtrain.data.sources.ItemSource(samples)",
         )
     if isinstance(data, (tuple, dict)) or hasattr(data, "__array__"):
-        source = ArraySource(_map(np.asarray, data))
+        source = ArraySource(map_leaves(np.asarray, data))
     elif _is_source(data):
         source = data
+    elif (torch := sys.modules.get("torch.utils.data")) is not None and isinstance(data, torch.Dataset):
+        from hvdtrain.data.torch_dataset import DatasetSource  # imports PyTorch, which is here already
+
+        source = DatasetSource(data)
     elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, bytes)):
         source = ItemSource(data)
     else:
@@ -149,12 +204,19 @@ def _is_source(data: Any) -> bool:
     return isinstance(data, Source) and "indices" in inspect.signature(data.take).parameters
 
 
-def _leaves(data: Any) -> list[Any]:
+def leaves(data: Any) -> list[Any]:
+    """The arrays of a batch, in the order in which ``like`` puts them back."""
     if isinstance(data, dict):
-        return [leaf for value in data.values() for leaf in _leaves(value)]
+        return [leaf for value in data.values() for leaf in leaves(value)]
     if isinstance(data, tuple):
-        return [leaf for value in data for leaf in _leaves(value)]
+        return [leaf for value in data for leaf in leaves(value)]
     return [data]
+
+
+def like(data: Any, arrays: Iterable[Any]) -> Any:
+    """``arrays`` in the tuples and dicts of ``data``."""
+    following = iter(arrays)
+    return map_leaves(lambda _: next(following), data)
 
 
 def length(data: Any) -> int | None:
@@ -167,11 +229,12 @@ def length(data: Any) -> int | None:
         return None
 
 
-def _map(function: Callable[[Any], Any], data: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+    """What ``function`` makes of each array, in the tuples and dicts of ``data``."""
     if isinstance(data, dict):
-        return {name: _map(function, value) for name, value in data.items()}
+        return {name: map_leaves(function, value) for name, value in data.items()}
     if isinstance(data, tuple):
-        return tuple(_map(function, value) for value in data)
+        return tuple(map_leaves(function, value) for value in data)
     return function(data)
 
 

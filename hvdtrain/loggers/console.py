@@ -13,6 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hvdtrain.state import TrainState
 
 _PLAIN_EVERY_S = 2.0
+#: of the time, that ranks may wait for data before it is said
+_MUCH_WAIT = 0.1
+#: and how long: windows in a row, and steps from the start, while the fastest way to load is looked for
+_WAITING_WINDOWS, _SEARCH_STEPS = 3, 100
 
 
 class ConsoleLogger:
@@ -30,6 +34,7 @@ class ConsoleLogger:
         self._started = self._printed = time.monotonic()
         self._values: dict[str, float] = {}
         self._evaluated: int | None = None  # the step of the validation figures
+        self._waits = 0  # windows in a row in which ranks waited much for data; it is said once
         self._line = ""  # the newest line, not printed yet
         self._progress: Progress | None = None
         console = Console()
@@ -47,6 +52,9 @@ class ConsoleLogger:
 
     def log(self, state: TrainState, values: Mapping[str, float]) -> None:
         self._values |= values
+        wait = self._values.pop("speed/data_wait", 0.0)
+        if "speed/data_wait" in values and state.step >= self._first_step + _SEARCH_STEPS:
+            self._look_at(wait)
         if any(name.startswith("valid/") for name in values):
             self._evaluated = state.step
         epoch = state.epoch + (1 if state.position else 0)
@@ -64,6 +72,16 @@ class ConsoleLogger:
         if self._progress is not None:
             self._progress.stop()
         self._print()
+
+    def _look_at(self, wait: float) -> None:
+        """Say once that loading holds the training up."""
+        if self._waits < _WAITING_WINDOWS:
+            self._waits = self._waits + 1 if wait > _MUCH_WAIT else 0
+            if self._waits == _WAITING_WINDOWS:
+                say(
+                    f"Warning: {wait:.0%} of the time is waiting for data. What helps: more --loader-workers, cheaper samples, "
+                    "or hvdtrain.data.cache.cached(dataset), which reads each once (docs/loading.md)"
+                )
 
     def _print(self) -> None:
         say(self._line)
@@ -96,6 +114,11 @@ def say(text: str, *, dim: bool = False) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError, AttributeError):
         pass
+
+
+def say_aside(text: str) -> None:
+    """Print a line that few need to read: dim on a terminal."""
+    say(f"\x1b[2m{text}\x1b[0m" if sys.stdout is not None and sys.stdout.isatty() else text)
 
 
 def _figure(name: str, value: float) -> str:

@@ -1,0 +1,96 @@
+"""Recipes' PyTorch data sets: in our order, by PyTorch's own worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.data import Dataset, IterableDataset, TensorDataset  # noqa: E402
+
+from hvdtrain.data import workers  # noqa: E402
+from hvdtrain.data.loader import Loader  # noqa: E402
+from hvdtrain.data.sampler import Sampler, Share  # noqa: E402
+from hvdtrain.data.sources import as_source  # noqa: E402
+from hvdtrain.data.torch_dataset import DataLoaderPool, DatasetSource  # noqa: E402
+from hvdtrain.errors import UsageError  # noqa: E402
+
+SAMPLER = Sampler(103, 16, seed=3)
+X, Y = torch.arange(206.0).reshape(103, 2), torch.arange(103)
+
+
+class Mixed(Dataset[Any]):
+    """NumPy, numbers and dicts in a sample; one sample may be bad."""
+
+    def __init__(self, bad: int | None = None) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 103
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad:
+            raise OSError("bad disk")
+        return {"x": np.full(3, index, np.float32), "pid": os.getpid()}, index
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+def test_a_data_set_of_pytorch_gives_tensors_in_the_form_of_its_samples():
+    source = as_source(TensorDataset(X, Y))
+    assert isinstance(source, DatasetSource)
+    inputs, targets = source.take(np.array([4, 0]))
+    assert torch.equal(inputs, X[[4, 0]])
+    assert torch.equal(targets, Y[[4, 0]])
+    inputs, targets = source.take(np.array([], np.int64))
+    assert (inputs.shape, targets.shape, targets.dtype) == ((0, 2), (0,), torch.int64)
+
+
+def test_several_samples_are_got_at_once_where_the_data_set_can():
+    class AtOnce(Mixed):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [(index, index * 10) for index in indices]
+
+    assert [part.tolist() for part in as_source(AtOnce()).take(np.array([4, 0]))] == [[4, 0], [40, 0]]
+
+
+def test_a_stream_is_refused():
+    with pytest.raises(UsageError, match="stream"):
+        as_source(Stream())
+
+
+def test_worker_processes_give_the_same_batches_in_every_pass():
+    source = as_source(Mixed())
+    for share, position in ((Share.equal(1, 3), 32), (Share.equal(7, 40), 0)):
+        loader = Loader(source, SAMPLER, share)
+        pool = workers.start(source, SAMPLER, share, 2)
+        assert isinstance(pool, DataLoaderPool)
+        try:
+            for epoch in (0, 1):
+                found = list(loader.by(pool, epoch, SAMPLER.epoch(epoch, position, share), 2))
+                expected = list(loader.epoch(epoch, position))
+                assert [batch.slice.indices.tolist() for batch in found] == [b.slice.indices.tolist() for b in expected]
+                for one, other in zip(found, expected, strict=True):
+                    assert type(one.data) is tuple
+                    assert torch.equal(one.data[0]["x"], other.data[0]["x"])
+                    assert torch.equal(one.data[1], other.data[1])
+                    assert os.getpid() not in one.data[0]["pid"]
+        finally:
+            pool.close()
+        assert multiprocessing.active_children() == []
+
+
+def test_an_error_keeps_its_kind_and_names_the_sample():
+    bad = int(list(SAMPLER.epoch(0))[3].indices[2])
+    with pytest.raises(OSError, match="bad disk") as raised:
+        list(Loader(as_source(Mixed(bad)), SAMPLER, workers=2).epoch(0))
+    assert raised.value.__notes__ == [f"while loading sample {bad}"]
+    assert multiprocessing.active_children() == []
