@@ -116,27 +116,32 @@ def compare(sides: Mapping[str, Side], task: str, number: int, cell: str, path: 
 
     They take turns, every other time in the opposite order, so that all meet the same machine.
     """
-    found: dict[str, list[Run]] = {name: [] for name in sides}
+    known = _read(path).get(cell, {})
     for turn in range(number):
         for name in sides if turn % 2 == 0 else reversed(sides):
             run = measure(sides[name], task)
-            found[name].append(run)
+            known.setdefault(name, []).append(run)
             print(f"{cell}, {name}: {run.step * 1e3:.3f} ms", file=sys.stderr, flush=True)
-    return {name: Figures.of(known) for name, known in _added(path, cell, found).items() if known}
+            if path is not None:  # after each run: the others may not come to their end
+                _write(path, _read(path) | {cell: known})
+    order = [*sides, *(name for name in known if name not in sides)]
+    return {name: Figures.of(known[name]) for name in order if known.get(name)}
 
 
-def _added(path: Path | None, cell: str, found: dict[str, list[Run]]) -> dict[str, list[Run]]:
-    """The runs of ``cell`` in the file ``path``, where there is one, with those that were ``found`` now; which are added to it."""
-    if path is None:
-        return found
-    content = json.loads(path.read_text()) if path.exists() else {}
-    cells = content.setdefault("cells", {})
-    known = cells.setdefault(cell, {})
-    for side, runs in found.items():
-        known.setdefault(side, []).extend(asdict(run) for run in runs)
-    content["machine"] = machine()
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    return {side: [Run(tuple(run["rounds"]), tuple(run["peak_mb"])) for run in runs] for side, runs in known.items()}
+def _read(path: Path | None) -> dict[str, dict[str, list[Run]]]:
+    """Runs by cell and side."""
+    if path is None or not path.exists():
+        return {}
+    cells = json.loads(path.read_text())["cells"]
+    return {
+        cell: {name: [Run(tuple(run["rounds"]), tuple(run["peak_mb"])) for run in runs] for name, runs in sides.items()}
+        for cell, sides in cells.items()
+    }
+
+
+def _write(path: Path, cells: Mapping[str, Mapping[str, Sequence[Run]]]) -> None:
+    plain = {cell: {name: [asdict(run) for run in runs] for name, runs in sides.items()} for cell, sides in cells.items()}
+    path.write_text(json.dumps({"machine": machine(), "cells": plain}, indent=1) + "\n")
 
 
 def machine() -> str:

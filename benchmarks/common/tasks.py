@@ -50,7 +50,7 @@ TASKS = {
         Task("tiny", "tiny MLP", batch=256, samples=131_072, warm_up=30, rounds=150),
         Task("conv", "convolutional network", batch=64, samples=8192, warm_up=1, rounds=5),
         Task("transformer", "13-million transformer", batch=4, samples=4096, warm_up=1, rounds=3),
-        Task("embedding", "48-million embedding model", batch=64, samples=65_536, warm_up=1, rounds=2),
+        Task("embedding", "48-million embedding model", batch=64, samples=65_536, warm_up=1, rounds=1),
     )
 }
 
