@@ -30,7 +30,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["hvdtrain", "hvdtrain.*"]),
-    package_data={"hvdtrain": ["py.typed"]},
+    package_data={"hvdtrain": ["py.typed", "launch/allreduce.rules"]},
     install_requires=["click>=8.1", "rich>=13", "numpy>=1.26", "PyYAML>=6", "psutil>=5.9"],
     extras_require={
         "torch": TORCH + MPI,

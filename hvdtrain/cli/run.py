@@ -31,6 +31,7 @@ from hvdtrain.launch import (
     Ssh,
     allocation,
     check_lengths,
+    defaults,
     detect,
     discovery,
     environment,
@@ -41,9 +42,11 @@ from hvdtrain.launch import (
     local_hosts,
     nics,
     output,
+    placement,
     probe,
     process,
     relay,
+    resources,
     start_argv,
     this_host,
 )
@@ -247,9 +250,12 @@ def _start(
         _warn(nics.check(options["nic"], {"this machine": this_host.interfaces()}, complete=complete).warnings)
     if work.is_recipe and not dry_run:
         job = replace(job, env={**job.env, startup.LAUNCH: startup.launch(options["began"], time.time())})
+    given = _defaults(job, work, found, choice, base)
+    job = replace(job, env={**{each.name: each.value for each in given}, **job.env})
     started = choice.launcher.command(job)
     if dry_run:
-        click.echo(started.script(base))
+        shown = replace(started, notes=(*map(str, given), *_host_notes(job, base)))
+        click.echo(shown.script(base))
         return None, probed
     if job.elastic is not None:
         _warn(discovery.warnings(job.elastic.discovery_script, job.np, Path(job.cwd)))
@@ -352,7 +358,7 @@ def _job(
         argv=work.argv,
         hosts=hosts,
         np=np,
-        env={**_defaults(base), **selection.values, **told},
+        env={**selection.values, **told},
         controller=controller,
         cwd=str(Path.cwd()),
         nics=options["nic"],
@@ -386,7 +392,26 @@ def _ssh(options: Mapping[str, Any]) -> Ssh:
     return Ssh(options["ssh_port"], options["ssh_identity_file"], (*unchecked, *options["ssh_arg"]))
 
 
-def _defaults(base: dict[str, str]) -> dict[str, str]:
-    """What ranks get unless the user has set it. Threads are counted on each host, by the relay."""
-    values = {"PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return {name: base.get(name, value) for name, value in values.items()}
+def _defaults(
+    job: Job, work: Work, found: detect.Found, choice: detect.Choice, base: Mapping[str, str]
+) -> tuple[defaults.Setting, ...]:
+    """What all ranks get unless the user has set it."""
+    open_mpi = job.controller == "mpi" and found.mpi is not None and found.mpi.kind == "openmpi"
+    open_mpi = open_mpi and choice.launcher.name != "jsrun"  # it starts the ranks of another MPI
+    chooses = open_mpi and defaults.chooses_algorithms(
+        {**base, **job.env},
+        job.launcher_args,
+        defaults.parameter_files(found.mpi.prefix if found.mpi else "", base.get("HOME", found.home)),
+    )
+    facts = defaults.JobFacts(is_recipe=work.is_recipe, open_mpi=open_mpi, chooses_algorithms=chooses)
+    return defaults.unset(defaults.of_job(facts), base, job.env)
+
+
+def _host_notes(job: Job, base: Mapping[str, str]) -> list[str]:
+    """What the relay of each rank will add, as far as this host can tell."""
+    if not job.tagged:
+        return []
+    cpus = resources.usable_cpus(resources.affinity())
+    environ = {**({} if job.is_remote else base), **job.env, "HOROVOD_CONTROLLER": job.controller}
+    where = ", as on this machine; each host says for itself" if job.is_remote else ""
+    return [f"{each}{where}" for each in placement.settings(environ, cpus, job.hosts[0].slots)]

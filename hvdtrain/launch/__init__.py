@@ -159,7 +159,8 @@ class Command:
     """What to start. With ``inherit`` the process keeps our environment and ``env`` comes on top; else ``env`` is all it gets.
 
     ``files`` (path -> text) are written before the start; those that begin with ``#!`` are programs. ``secrets`` are names in
-    ``env`` whose values are never shown. ``passes_on``: the process hands SIGUSR1 on to all ranks.
+    ``env`` whose values are never shown. ``passes_on``: the process hands SIGUSR1 on to all ranks. ``notes`` are told beside the
+    printed command, a line each.
 
     Raises:
         UsageError: an argument is longer than the kernel takes.
@@ -171,6 +172,7 @@ class Command:
     files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     secrets: frozenset[str] = frozenset()
     passes_on: bool = False
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_lengths(self.argv, "use fewer hosts, neighbours with equal slots, whole hosts instead of chosen devices")
@@ -219,8 +221,8 @@ class Command:
         return " ".join([*words, shlex.join(self.argv)])
 
     def script(self, base: Mapping[str, str]) -> str:
-        """The files as here-documents, then the line of ``shell``."""
-        parts = []
+        """The notes as comments, the files as here-documents, then the line of ``shell``."""
+        parts = [f"# {' '.join(note.split())}\n" for note in self.notes]
         for path, text in self.files.items():
             end = "HVDTRAIN_END"
             while end in text:

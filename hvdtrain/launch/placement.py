@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hvdtrain.launch import resources
+from hvdtrain.launch import defaults, resources
 from hvdtrain.world import LAUNCHERS
 
 #: The names that launchers write a rank's place to, in the order of trust. torchrun starts none of our relays.
@@ -61,11 +61,7 @@ def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices
     Raises:
         DeviceError: two ranks would use one GPU.
     """
-    extra = {}
-    if "OMP_NUM_THREADS" not in environ:
-        extra["OMP_NUM_THREADS"] = str(resources.threads_per_rank(cpus, place.local_size))
-    if place.local_size > cpus and "OMPI_MCA_mpi_yield_when_idle" not in environ:
-        extra["OMPI_MCA_mpi_yield_when_idle"] = "1"  # else ranks that wait take the CPU from the one they wait for
+    extra = {each.name: each.value for each in settings(environ, cpus, place.local_size)}
     chosen = devices.split(";")[place.node_rank] if devices and place.node_rank < devices.count(";") + 1 else ""
     if chosen:
         extra["CUDA_VISIBLE_DEVICES"] = ",".join(cuda_names([int(number) for number in chosen.split(",")], environ))
@@ -76,6 +72,17 @@ def environment_for(place: Place, environ: Mapping[str, str], cpus: int, devices
             f"({', '.join(seen)})"
         )
     return extra
+
+
+def settings(environ: Mapping[str, str], cpus: int, local_size: int) -> tuple[defaults.Setting, ...]:
+    """The defaults that a rank gets on this host, which has so many CPUs and ranks. ``environ`` has what the user has set."""
+    threads = environ.get("OMP_NUM_THREADS", "")
+    facts = defaults.HostFacts(
+        threads=int(threads) if threads.isdigit() else resources.threads_per_rank(cpus, local_size),
+        over_mpi=environ.get("HOROVOD_CONTROLLER") != "gloo",
+        glibc=() if defaults.tunes_malloc(environ) else defaults.glibc(),
+    )
+    return defaults.unset(defaults.of_host(facts), environ)
 
 
 def cuda_names(chosen: Sequence[int], environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -40,17 +40,24 @@ def test_what_the_launcher_says_about_the_host_counts_more_than_the_plan() -> No
     assert as_started(planned, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == planned
 
 
+#: the user has set all that has a default
+SETTLED = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "0", "MALLOC_TOP_PAD_": "0"}
+
+
 def test_threads_and_waiting_follow_the_cpus_of_the_host() -> None:
-    no_gpu = {"CUDA_VISIBLE_DEVICES": ""}
-    assert environment_for(Place(0, 0, 0, 2), no_gpu, 8, "", share=False) == {"OMP_NUM_THREADS": "4"}
+    no_gpu = {"CUDA_VISIBLE_DEVICES": "", "GLIBC_TUNABLES": "glibc.malloc.check=0"}
+    roomy = environment_for(Place(0, 0, 0, 2), no_gpu, 8, "", share=False)
+    assert roomy == {"OMP_NUM_THREADS": "4", "TF_NUM_INTRAOP_THREADS": "4", "OMPI_MCA_mpi_yield_when_idle": "1"}
     crowded = environment_for(Place(0, 0, 0, 4), no_gpu, 2, "", share=False)
-    assert crowded == {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    assert crowded == {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     mine = {**no_gpu, "OMP_NUM_THREADS": "7", "OMPI_MCA_mpi_yield_when_idle": "0"}
-    assert environment_for(Place(0, 0, 0, 4), mine, 2, "", share=False) == {}
+    assert environment_for(Place(0, 0, 0, 4), mine, 2, "", share=False) == {"TF_NUM_INTRAOP_THREADS": "7"}
+    gloo = {**no_gpu, "HOROVOD_CONTROLLER": "gloo"}
+    assert "OMPI_MCA_mpi_yield_when_idle" not in environment_for(Place(0, 0, 0, 4), gloo, 2, "", share=False)
 
 
 def test_each_local_rank_has_a_gpu_of_its_own_or_is_refused() -> None:
-    two = {"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "1"}
+    two = {**SETTLED, "CUDA_VISIBLE_DEVICES": "4,5"}
     assert environment_for(Place(1, 0, 1, 2), two, 8, "", share=False) == {}
     with pytest.raises(DeviceError, match=r"rank 5: local rank 1 of 4, but the host offers 2 GPUs \(4, 5\)"):
         environment_for(Place(5, 1, 1, 4), two, 8, "", share=False)
@@ -58,8 +65,7 @@ def test_each_local_rank_has_a_gpu_of_its_own_or_is_refused() -> None:
 
 
 def test_chosen_devices_are_those_of_the_host() -> None:
-    env = {"OMP_NUM_THREADS": "1"}
-    assert environment_for(Place(3, 1, 0, 2), env, 8, "0;2,3", share=False) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert environment_for(Place(3, 1, 0, 2), SETTLED, 8, "0;2,3", share=False) == {"CUDA_VISIBLE_DEVICES": "2,3"}
 
 
 def test_device_numbers_count_what_cuda_shows() -> None:

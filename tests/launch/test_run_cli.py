@@ -155,7 +155,7 @@ def test_without_a_recipe_the_ranks_train_what_the_config_file_names(_here: Path
     for text, ends in (("recipe: recipe.py", "train --run-dir runs/recipe-2"), ("recipe: recipe.py\nrun_dir: x", "train")):
         config.write_text(text)
         assert main(words) == 0
-        assert re.search(rf" -m hvdtrain {ends}[-0-9]*$", " ".join(argv_of(capsys.readouterr().out)))
+        assert re.search(rf" -m hvdtrain {ends}[-0-9]*$", " ".join(argv_of(capsys.readouterr().out.splitlines()[-1])))
     config.write_text("epochs: 1")
     assert main(words) == 2
     assert "Error: hvdtrain.yaml names no recipe\n" in capsys.readouterr().err
