@@ -20,10 +20,13 @@ from hvdtrain.adapters import torch_metrics as stateful
 from hvdtrain.adapters import torch_norm as norms
 from hvdtrain.adapters import torch_shared as shared
 from hvdtrain.adapters import torch_state as states
-from hvdtrain.adapters.torch_exchange import Alone, GradientExchange, Summed, values_of
+from hvdtrain.adapters.torch_compressed import Compressed
+from hvdtrain.adapters.torch_exchange import Alone, GradientExchange, Summed, sparse_weights, values_of
 from hvdtrain.adapters.torch_reducer import GradientReducer, HorovodExchange, start_horovod
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.shared import room
+from hvdtrain.compression.choose import parse
+from hvdtrain.compression.choose import refusal as no_compression
 from hvdtrain.errors import UsageError
 from hvdtrain.exchange import Exchange, choose, refusal
 from hvdtrain.metrics import Mean, Means, merge
@@ -118,8 +121,28 @@ class TorchAdapter:
         if choice.engine == "shared" and isinstance(plan, shared.Plan):
             parts = f"every rank updates all parameters: {plan.whole}" if plan.whole else "each rank updates its share"
             return shared.SharedExchange(plan, self.optimizer, self._comm), f"shared memory ({choice.reason}); {parts}"
-        reducer = GradientReducer(self.model, self.update, bucket_bytes=int(wanted.bucket_mb * (1 << 20)))
-        return HorovodExchange(reducer, self.optimizer), f"horovod ({choice.reason})"
+        carrier = self._compressed(wanted)
+        reducer = GradientReducer(self.model, self.update, bucket_bytes=int(wanted.bucket_mb * (1 << 20)), carrier=carrier)
+        packed = f", {wanted.compression}" if carrier else ""
+        return HorovodExchange(reducer, self.optimizer), f"horovod{packed} ({choice.reason})"
+
+    def _compressed(self, wanted: Exchange) -> Compressed | None:
+        """Collective."""
+        compressor = parse(wanted.compression, warmup=wanted.warmup)
+        if compressor is None:
+            return None
+        update, parameters = self.update, list(self.model.parameters())
+        why = no_compression(
+            wanted.compression, op=update.op, precision=update.precision, process_sets=bool(update.process_sets),
+            sparse=bool(sparse_weights(self.model)),
+        )  # fmt: skip
+        if not why and any(each.dtype != torch.float32 for each in parameters if each.requires_grad):
+            why = "compressors take float32, and the model has other parameters"
+        if why:
+            raise UsageError(
+                f"--compression {wanted.compression} is not possible: {why}", "leave --compression out"
+            ).everywhere()
+        return Compressed(compressor, self._comm.link())
 
     def sync(self, root: int = 0) -> None:
         if self._comm.world.size > 1:
@@ -203,6 +226,8 @@ class TorchAdapter:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
+        if remembered := self._exchange.state():
+            state["exchange"] = remembered
         return state
 
     def _set_state(self, state: Any) -> None:
@@ -210,6 +235,7 @@ class TorchAdapter:
         self.optimizer.load_state_dict(state["optimizer"])
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
+        self._exchange.load(state.get("exchange", {}))
 
     def _accumulate(
         self, parts: list[tuple[Any, Any, int]], factor: float, seed: int | None, scaler: Any

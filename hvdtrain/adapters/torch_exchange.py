@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -49,6 +49,12 @@ class GradientExchange(Protocol):
     def adopt(self) -> None:
         """Collective where ranks update parts. The optimizer's state was changed from outside."""
 
+    def state(self) -> dict[str, Any]:
+        """What it remembers from step to step, on the primary after ``settle``; empty if that is nothing."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from the primary's ``state``."""
+
     def close(self) -> None:
         """Let go of the model and the optimizer."""
 
@@ -83,6 +89,12 @@ class Alone:
     def adopt(self) -> None:
         pass
 
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -110,3 +122,9 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory, in whatever order."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def sparse_weights(model: torch.nn.Module) -> set[int]:
+    """The parameters whose gradients are sparse, by their modules: a rank without samples must know it too."""
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    return {id(module.weight) for module in model.modules() if isinstance(module, kinds) and module.sparse}

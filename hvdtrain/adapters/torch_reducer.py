@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from hvdtrain.adapters import torch_fused
-from hvdtrain.adapters.torch_exchange import Summed, is_dense, own_gradients
+from hvdtrain.adapters.torch_exchange import Summed, is_dense, own_gradients, sparse_weights
 from hvdtrain.errors import UsageError
 from hvdtrain.exchange import buckets
 from hvdtrain.horovod import require, start
@@ -45,6 +45,17 @@ class Carrier(Protocol):
 
     def wait(self, handle: Any) -> None:
         """Collective."""
+
+    def settle(self) -> None:
+        """Collective, between steps. The primary's ``state`` is whole then."""
+
+    def state(self) -> dict[str, Any]:
+        """What is remembered from step to step."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from the primary's ``state``."""
+
+    def close(self) -> None: ...
 
 
 class Bucket:
@@ -105,11 +116,11 @@ class GradientReducer:
         self._prefix = prefix
         self._named = list(model.named_parameters())
         _refuse_dtypes(self._named)
-        self._sparse = _sparse_weights(model)
+        self._sparse = sparse_weights(model)
         if self._sparse and update.op == "adasum":
             raise UsageError("op='adasum' cannot add up sparse gradients", "use Embedding(sparse=False), or op='average'")
         self._bucket_bytes = 0 if update.op == "adasum" else bucket_bytes  # which weighs each tensor by itself
-        self._carrier: Carrier = _Horovod(self.hvd, self._set, self._op) if carrier is None else carrier
+        self.carrier: Carrier = _Horovod(self.hvd, self._set, self._op) if carrier is None else carrier
         self._trainable: tuple[bool, ...] = ()
         self._passes, self._counts = 0, [0] * len(self._named)
         self._buckets: list[Bucket] = []
@@ -130,7 +141,11 @@ class GradientReducer:
             bucket.missing, bucket.handle = set(range(len(bucket.parameters))), None
 
     def close(self) -> None:
-        """Take the hooks off the parameters."""
+        """Let go of the model."""
+        self._unhook()
+        self.carrier.close()
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -161,7 +176,7 @@ class GradientReducer:
         sparse = [(parameter, self._gather(name, parameter)) for name, parameter in wired if id(parameter) in self._sparse]
         with start.shutdown_explained(), HERE.waits("allreduce of", self._unfinished):
             for bucket in self._buckets:
-                self._carrier.wait(bucket.handle)
+                self.carrier.wait(bucket.handle)
         for parameter, (indices, values) in sparse:
             rows, elements = self.hvd.synchronize(indices), self.hvd.synchronize(values)
             parameter.grad = torch.sparse_coo_tensor(rows[None], elements, parameter.shape, check_invariants=False).coalesce()
@@ -189,7 +204,7 @@ class GradientReducer:
 
     def _unfinished(self) -> list[str]:
         """The parameters whose sums are not there yet. For another thread, while ``finish`` waits."""
-        waiting = [bucket for bucket in self._buckets if bucket.handle is not None and not self._carrier.is_done(bucket.handle)]
+        waiting = [bucket for bucket in self._buckets if bucket.handle is not None and not self.carrier.is_done(bucket.handle)]
         return [name for bucket in waiting for name in bucket.names]
 
     def _on_gradient(self, number: int, bucket: Bucket, place: int, parameter: torch.nn.Parameter) -> None:
@@ -203,11 +218,11 @@ class GradientReducer:
         """Begin to sum the full buckets that are next: all ranks in the same order."""
         while self._begun < len(self._buckets) and not self._buckets[self._begun].missing:
             bucket = self._buckets[self._begun]
-            bucket.handle = self._carrier.begin(bucket)
+            bucket.handle = self.carrier.begin(bucket)
             self._begun += 1
 
     def _wire(self, trainable: tuple[bool, ...]) -> None:
-        self.close()
+        self._unhook()
         self._trainable = trainable
         named = [(number, name, p) for number, (name, p) in enumerate(self._named) if p.requires_grad]
         if not named:
@@ -250,7 +265,12 @@ class HorovodExchange:
 
     def __init__(self, reducer: GradientReducer, optimizer: torch.optim.Optimizer) -> None:
         self._reducer, self._optimizer = reducer, optimizer
-        self.begin, self.pause, self.broadcast, self.close = reducer.begin, reducer.pause, reducer.broadcast, reducer.close
+        self._is_settled = True
+        self.pause, self.broadcast, self.close = reducer.pause, reducer.broadcast, reducer.close
+
+    def begin(self, passes: int) -> None:
+        self._reducer.begin(passes)
+        self._is_settled = False
 
     def finish(self, numbers: Sequence[float]) -> Summed:
         return Summed(self._reducer.finish(numbers))
@@ -262,10 +282,18 @@ class HorovodExchange:
         torch_fused.step(self._optimizer)
 
     def settle(self) -> None:
-        pass
+        if not self._is_settled:
+            self._reducer.carrier.settle()
+            self._is_settled = True
 
     def adopt(self) -> None:
         pass
+
+    def state(self) -> dict[str, Any]:
+        return self._reducer.carrier.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._reducer.carrier.load(state)
 
 
 class _Horovod:
@@ -286,6 +314,18 @@ class _Horovod:
     def wait(self, handle: Any) -> None:
         self._hvd.synchronize(handle)
 
+    def settle(self) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 def _lies_alike(gradient: torch.Tensor, parameter: torch.nn.Parameter) -> bool:
     return gradient.stride() == parameter.stride() and is_dense(parameter)
@@ -299,9 +339,3 @@ def _refuse_dtypes(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
                 f"the parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, whose gradients Horovod cannot add up",
                 "keep the parameters in float32, and compute in another precision: Update(precision='bfloat16'), torch.autocast",
             )
-
-
-def _sparse_weights(model: torch.nn.Module) -> set[int]:
-    """The parameters whose gradients are sparse, by their modules: a rank without samples must know it too."""
-    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    return {id(module.weight) for module in model.modules() if isinstance(module, kinds) and module.sparse}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.adapters import torch_fused
-from hvdtrain.adapters.torch_exchange import Summed, is_dense
+from hvdtrain.adapters.torch_exchange import Summed, is_dense, sparse_weights
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.shared import Field, HostMemory, HostSum, bytes_needed
+from hvdtrain.compression import Link
 from hvdtrain.errors import UsageError
+from hvdtrain.progress import HERE
 from hvdtrain.update import Update
 
 #: Optimizers that update each element from its own gradient and state alone, so that parts can be updated apart.
@@ -82,9 +84,8 @@ def plan(model: torch.nn.Module, optimizer: torch.optim.Optimizer, update: Updat
     """How ``optimizer``'s parameters can be shared, or why they cannot."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for module in model.modules():
-        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
-            return "sparse gradients are gathered by Horovod"
+    if sparse_weights(model):
+        return "sparse gradients are gathered by Horovod"
     kinds = {parameter.dtype for parameter in parameters}
     if len(kinds) != 1 or not kinds <= set(_DTYPES):
         return "the parameters are not all float32 or all float64"
@@ -162,6 +163,8 @@ class SharedExchange:
         self._views = [plan.view(self._flat, number) for number in range(len(plan.parameters))]
         self._used = np.zeros(len(plan.parameters))
         self._is_sharded = not plan.whole
+        #: to this rank's fellows on the other hosts, if there are any
+        self._lane = comm.lane() if comm.world.num_nodes > 1 else None
         if self._is_sharded:
             self._share(once)
 
@@ -188,11 +191,18 @@ class SharedExchange:
                 self._views[number].zero_()
         row[count : count + len(numbers)] = numbers
         self._memory.meet("the gradients of")
-        sums = sum(self._facts[1:], self._facts[0].copy())
-        squares = self._add()
+        if self._lane is None:
+            sums = sum(self._facts[1:], self._facts[0].copy())
+            squares = self._sum.add_share(spread=not self._is_sharded)
+        else:
+            sums = self._comm.allreduce(row, name="gradient/used")
+            squares = self._add_over_hosts(self._lane)
         self._squares[self._memory.rank][0] = squares
         self._memory.meet("the sums of the gradients of")
-        norm = math.sqrt(sum(float(part[0]) for part in self._squares))
+        whole = sum(float(part[0]) for part in self._squares)
+        if self._lane is not None:  # hosts with other processors may round it otherwise
+            (whole,) = self._comm.allreduce([whole / self._comm.world.size], name="gradient/norm").tolist()
+        norm = math.sqrt(whole)
         self._used = sums[:count]
         for number, parameter in enumerate(self._plan.parameters):
             parameter.grad = self._views[number] if self._used[number] and not self._is_sharded else None
@@ -267,6 +277,12 @@ class SharedExchange:
             }
         self._expected = self._versions()
 
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        pass
+
     def close(self) -> None:
         self.settle()
         for parameter in self._plan.parameters:
@@ -277,8 +293,15 @@ class SharedExchange:
                 state.update({name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)})
         self._memory.meet("the end of the exchange of")
 
-    def _add(self) -> float:
-        return self._sum.add_share(spread=not self._is_sharded)
+    def _add_over_hosts(self, lane: Link) -> float:
+        """Collective. The same on every host, which adds up in the same order as the others."""
+        self._sum.add_share(spread=False)
+        mine = self._sum.mine[self._sum.share]
+        with HERE.waits("the sum of the gradients over hosts"):
+            lane.sum(mine)
+        if not self._is_sharded:
+            self._sum.spread()
+        return float(np.dot(mine, mine))
 
     def _share(self, once: list[NDArray[Any]]) -> None:
         """Put parameters and state into the shared memory, and make an optimizer for this rank's part of them."""

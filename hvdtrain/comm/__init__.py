@@ -65,6 +65,9 @@ class Communicator(Protocol):
     def link(self) -> Link:
         """Collective. A way for gradients of its own, which another thread may use at the same time; ``close`` ends it."""
 
+    def lane(self) -> Link:
+        """Collective. The same between the ranks of all hosts that have this rank's place on their hosts. Over MPI."""
+
     def abort(self, code: int) -> None:
         """End every rank of the job, now, with exit code ``code``. Does not return where there are other ranks."""
 

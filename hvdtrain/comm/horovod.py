@@ -87,6 +87,9 @@ class HorovodCommunicator:
     def link(self) -> Link:
         return HorovodLink(self._hvd, self._to_tensor, in_place=self._shares_memory)
 
+    def lane(self) -> Link:
+        raise HvdtrainError("Horovod over Gloo has no links between single ranks", "run over MPI: leave --gloo out")
+
     def abort(self, code: int) -> None:
         # Gloo has no abort; the launcher ends the others when this rank is gone. Exit handlers would wait for them.
         os._exit(code)

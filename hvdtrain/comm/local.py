@@ -38,6 +38,9 @@ class LocalCommunicator:
     def link(self) -> Link:
         return LocalLink()
 
+    def lane(self) -> Link:
+        return LocalLink()
+
     def abort(self, code: int) -> None:
         pass
 

@@ -83,6 +83,9 @@ class MpiCommunicator:
         levels = MpiLink(local, self._mpi), MpiLink(self._link_comm(leaders), self._mpi) if leads else None
         return MpiLink(whole, self._mpi, levels=levels)
 
+    def lane(self) -> Link:
+        return MpiLink(self._link_comm(self._comm.Split(self.world.local_rank, self._comm.rank)), self._mpi)
+
     def _link_comm(self, comm: Any) -> Any:
         self._links.append(comm)
         return comm

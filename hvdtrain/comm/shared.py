@@ -160,6 +160,12 @@ class HostSum:
             squares += float(np.dot(scratch, scratch))
         return squares
 
+    def spread(self) -> None:
+        """Copy this rank's share of ``mine`` into every rank's array."""
+        for flat in self._flats:
+            if flat is not self.mine:
+                flat[self.share] = self.mine[self.share]
+
 
 def share(count: int, rank: int, size: int) -> slice:
     """The part of ``count`` elements that a rank works on: equal ones, cut where cache lines end."""

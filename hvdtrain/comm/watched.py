@@ -47,6 +47,10 @@ class Watched:
         with HERE.waits("a link for gradients"):
             return self._inner.link()
 
+    def lane(self) -> Link:
+        with HERE.waits("a link for gradients"):
+            return self._inner.lane()
+
     def abort(self, code: int) -> None:
         self._inner.abort(code)
 

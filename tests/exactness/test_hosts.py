@@ -41,14 +41,15 @@ def test_a_script_of_one_process_trains_on_two_hosts_to_the_same_figures(cluster
     assert not cluster.left(5)
 
 
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@pytest.mark.parametrize(("framework", "exchange"), [("torch", "auto"), ("torch", "shared"), ("keras", "auto")])
 def test_hosts_with_unequal_shares_train_to_the_weights_of_one_process(
-    cluster: Cluster, tmp_path: Path, framework: str
+    cluster: Cluster, tmp_path: Path, framework: str, exchange: str
 ) -> None:
     single = train(framework, 1, "", tmp_path / "single", "--max-steps", "20")
     words = [f"{RECIPES}:{framework}", "--set", f"out={tmp_path}/job", "--max-steps", "20", "--share", "node1=2,node2=1"]
+    words += ["--exchange", exchange]
     job = cluster.run("node1", *RUN, *words, cwd=tmp_path)
     assert job.returncode == 0, job.stdout + job.stderr
     worst = difference(weights(tmp_path / "job", 3), weights(single))
-    print(f"{framework}: node1=2,node2=1 on 4 ranks, largest relative difference {worst:.1e}")
+    print(f"{framework}, {exchange}: node1=2,node2=1 on 4 ranks, largest relative difference {worst:.1e}")
     assert worst <= FLOAT32

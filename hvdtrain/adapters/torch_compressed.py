@@ -1,0 +1,80 @@
+"""Buckets that travel compressed: one thread takes them in turn while backward goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.adapters.torch_reducer import Bucket
+from hvdtrain.compression import Compressor, Link
+
+
+class _Job:
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+
+class Compressed:
+    """A carrier. On a GPU, buckets go through host memory."""
+
+    def __init__(self, compressor: Compressor, link: Link) -> None:
+        self._compressor, self._link = compressor, link
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # It may wait for a network that is gone: the end of the process does not wait for it.
+        self._thread = threading.Thread(target=self._work, name="exchange of gradients", daemon=True)
+        self._thread.start()
+
+    def begin(self, bucket: Bucket) -> _Job:
+        job = _Job(bucket)
+        self._jobs.put(job)
+        return job
+
+    def is_done(self, handle: _Job) -> bool:
+        return handle.done.is_set()
+
+    def wait(self, handle: _Job) -> None:
+        handle.done.wait()
+        if handle.error is not None:
+            raise handle.error
+
+    def settle(self) -> None:
+        """Collective, between steps. Rank 0's ``compressor.state()`` is whole then."""
+        self._compressor.settle(self._link)
+
+    def state(self) -> dict[str, Any]:
+        return self._compressor.state()
+
+    def load(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._compressor.load(state, primary=self._link.rank == 0)
+
+    def close(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._exchange(job.bucket)
+            except BaseException as error:  # belongs to the thread that waits
+                job.error = error
+            job.done.set()
+
+    def _exchange(self, bucket: Bucket) -> None:
+        on_host = bucket.flat.detach().cpu()
+        array, start, tensors = on_host.numpy(), 0, []
+        for parameter in bucket.parameters:
+            part = array[start : start + parameter.numel()]
+            # In the order of its memory, which is the same on all ranks.
+            tensors.append(part.reshape(len(parameter), -1) if parameter.dim() > 1 and len(parameter) else part)
+            start += parameter.numel()
+        with np.errstate(all="ignore"):  # what is not finite is found in the sum
+            self._compressor.exchange(bucket.name, tensors, self._link)
+        if bucket.flat.device.type != "cpu":
+            bucket.flat.copy_(on_host)
