@@ -5,20 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from hvdtrain.bench import allreduce, events, link, results
+from hvdtrain.bench import allreduce, events, link, loading, results, step
 from hvdtrain.bench.events import Event, Observer
-from hvdtrain.comm import Communicator
+from hvdtrain.bench.recipes import Built
 from hvdtrain.comm.connect import connect
 from hvdtrain.rank import Rank, guard
 from hvdtrain.world import World
 
-#: kind of report -> its plan, and what measures it
-KINDS: dict[str, tuple[type, Callable[[Communicator, Any, Observer], None]]] = {
-    "allreduce": (allreduce.Plan, allreduce.measure),
-    "link": (link.Plan, link.measure),
+
+@dataclass(frozen=True)
+class Kind:
+    """A benchmark: what it is told, and how it is done. Of a recipe, ``measure`` gets it as well."""
+
+    plan: type
+    measure: Callable[..., None]
+    of_recipe: bool = False
+
+
+KINDS = {
+    "allreduce": Kind(allreduce.Plan, allreduce.measure),
+    "link": Kind(link.Plan, link.measure),
+    "step": Kind(step.Plan, step.measure, of_recipe=True),
+    "loader": Kind(loading.Plan, loading.measure, of_recipe=True),
 }
 
 
@@ -30,10 +41,10 @@ def run(kind: str, plan: Any, observe: Observer) -> int:
 
     def body(rank: Rank) -> None:
         rank.world = World.from_env()
-        rank.comm = connect(rank.world, "numpy")
+        built = [Built.of(plan.wish, rank.world)] if KINDS[kind].of_recipe else []
+        rank.comm = connect(rank.world, built[0].framework if built else "numpy")
         rank.world = rank.comm.world
-        _, measure = KINDS[kind]
-        measure(rank.comm, plan, observe if rank.world.is_primary else _nobody)
+        KINDS[kind].measure(rank.comm, plan, *built, observe if rank.world.is_primary else _nobody)
 
     return guard(body)
 
@@ -45,7 +56,7 @@ def argv(kind: str, plan: Any) -> list[str]:
 
 def parse(kind: str, values: Mapping[str, Any]) -> Any:
     """A plan as ``argv`` wrote it."""
-    return results.build(KINDS[kind][0], values)
+    return results.build(KINDS[kind].plan, values)
 
 
 def main(arguments: Sequence[str]) -> int:

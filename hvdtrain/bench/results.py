@@ -192,6 +192,8 @@ class Loading:
     step_per_s: float
     #: "source", "loader" or "step"
     bottleneck: str
+    #: how the loader loads, and why
+    way: str
 
 
 Report = Allreduce | Link | Steps | Loading

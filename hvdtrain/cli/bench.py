@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain.bench import results, sizes
-from hvdtrain.cli import bench_job
+from hvdtrain.bench import plots, results, sizes
+from hvdtrain.bench.recipes import Wish
+from hvdtrain.bench.results import Allreduce, Report, Steps
+from hvdtrain.cli import bench_job, bench_show
 from hvdtrain.cli.bench_job import Watcher, Where
+from hvdtrain.cli.work import is_file
+from hvdtrain.config import resolve
 from hvdtrain.errors import UsageError, shown
 from hvdtrain.launch import allocation
 from hvdtrain.world import World
 
+EXCHANGES = ("horovod", "shared", "auto")
 CARRIERS = ("mpi", "shared", "gloo", "horovod")
 _ALL_SIZES = "4..256M"
 
@@ -116,24 +122,124 @@ def link(json_path: Path | None, **options: Any) -> int:
     return _measured("link", Plan(), Where(words), json_path)
 
 
+def _recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The recipe, and what ``hvdtrain train`` is told of it."""
+    for option in reversed(
+        (
+            click.argument("recipe"),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the recipe."),
+            click.option("--batch-size", metavar="N", help="Samples of one update over all ranks.  [default: the recipe's]"),
+            click.option("--batch-size-per-rank", metavar="N", help="Samples of one update on each rank."),
+            click.option("--compression", metavar="NAME", help="What is sent instead of float32, as for hvdtrain train."),
+            click.option("--bucket-mb", metavar="MB", help="Size of the buckets, as for hvdtrain train."),
+            click.option("--loader-workers", metavar="N", help="Processes that load data, as for hvdtrain train."),
+            click.option("--prefetch", metavar="N", help="Batches loaded ahead, as for hvdtrain train."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def _wish(recipe: str, settings: tuple[str, ...], options: dict[str, Any]) -> Wish:
+    """Raises UsageError at what cannot be told apart from a mistake before the recipe is loaded."""
+    pairs = dict(_pair(text) for text in settings)
+    names = ("batch_size", "batch_size_per_rank", "compression", "bucket_mb", "loader_workers", "prefetch")
+    given = {name: value for name in names if (value := options.pop(name)) is not None}
+    resolve(recipe, pairs, given, {}, None)
+    path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
+    if path.endswith(".py") and not is_file(path):
+        raise UsageError(
+            f"recipe '{path}' does not exist (looked in {Path(path).absolute().parent})", "check the path of the recipe"
+        )
+    return Wish(recipe, pairs, given)
+
+
+@command.command("step")
+@_recipe_options
+@click.option(
+    "--exchange", default="horovod,shared", show_default=True, metavar="LIST", help="Exchanges to compare: also auto."
+)
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Jobs of each, taking turns.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, metavar="S", help="Of steps in each job."
+)
+@_where_options
+def step(
+    recipe: str, settings: tuple[str, ...], exchange: str, rounds: int, seconds: float, json_path: Path | None, **options: Any
+) -> int:
+    """Time the step of RECIPE without an exchange of gradients and with each one.
+
+    Without an exchange, every rank trains with its own part of the batch by itself; what a step takes more with one is the
+    communication that is not hidden. Each exchange has a job of its own, and they take turns.
+    """
+    wish = _wish(recipe, settings, options)
+    names = [name.strip() for name in exchange.split(",") if name.strip()]
+    unknown = [name for name in names if name not in EXCHANGES]
+    if unknown or not names:
+        raise UsageError(
+            f"--exchange {shown(exchange)}: there is no exchange {shown(unknown[0] if unknown else exchange)!r}",
+            f"known: {', '.join(EXCHANGES)}",
+        )
+    if World.from_env().size > 1:
+        raise UsageError(
+            "bench step starts a job for each exchange itself", "leave the launcher out: hvdtrain bench step -np 2 ..."
+        )
+    if options["np"] is None and _are_here(options):
+        options["np"] = 2
+    if options["np"] == 1:
+        names = []
+    from hvdtrain.bench import step as bench_step
+
+    where = Where(_words(options), alone=options["np"] == 1 and _are_here(options))
+    runs: list[Steps] = []
+    left_out: dict[str, str] = {}
+    wanted = [bench_step.NONE, *names]
+    with Watcher("bench step", len(wanted) * rounds) as watcher:
+        for _ in range(rounds):
+            for name in wanted:
+                if name in left_out:
+                    continue
+                watcher.begin(name)
+                code = bench_job.run("step", bench_step.Plan(wish, name, seconds), where, watcher)
+                if code and (name == bench_step.NONE or len(runs) < 1):
+                    return code
+                if code:
+                    left_out[name] = "its job failed; its words are above"
+                elif isinstance(watcher.report, Steps):
+                    runs.append(watcher.report)
+    report = replace(bench_step.merge(runs), left_out=left_out)
+    return _tell(report, json_path)
+
+
+@command.command("loader")
+@_recipe_options
+@_where_options
+def loader(recipe: str, settings: tuple[str, ...], json_path: Path | None, **options: Any) -> int:
+    """Time how RECIPE's data comes, from its source and through the loader, and how its step needs it; name the bottleneck."""
+    from hvdtrain.bench.loading import Plan
+
+    wish = _wish(recipe, settings, options)
+    where = Where(_words(options), alone=(options["np"] or 1) == 1 and _are_here(options))
+    return _measured("loader", Plan(wish), where, json_path)
+
+
 def _measured(kind: str, plan: Any, where: Where, json_path: Path | None, plot: Path | None = None) -> int:
     with Watcher(f"bench {kind}") as watcher:
         code = bench_job.run(kind, plan, where, watcher)
-    report = watcher.report
-    if code or report is None:
+    if code or watcher.report is None:
         return code
+    if plot is not None and isinstance(watcher.report, Allreduce):
+        plots.write(plot, plots.bandwidth(watcher.report))
+    return _tell(watcher.report, json_path)
+
+
+def _tell(report: Report, json_path: Path | None) -> int:
     if json_path is not None and str(json_path) == "-":
         click.echo(json.dumps(results.to_json(report), indent=1))
-    else:
-        from hvdtrain.cli import bench_show
-
-        bench_show.show(report)
-        if json_path is not None:
-            results.write(json_path, report)
-    if plot is not None and isinstance(report, results.Allreduce):
-        from hvdtrain.bench import plots
-
-        plots.write(plot, plots.bandwidth(report))
+        return 0
+    bench_show.show(report)
+    if json_path is not None:
+        results.write(json_path, report)
     return 0
 
 
@@ -146,3 +252,10 @@ def _carriers(over: str) -> tuple[str, ...]:
             f"known: {', '.join(CARRIERS)}",
         )
     return names
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--set takes NAME=VALUE, got {text!r}", f"--set {name or 'name'}=VALUE")
+    return name.strip().replace("-", "_"), value

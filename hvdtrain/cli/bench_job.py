@@ -31,18 +31,26 @@ _EVERY_S = 5.0
 class Watcher:
     """Shows how far a benchmark is, on stderr, and keeps what it found: a bar on a terminal, lines through a pipe."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, jobs: int = 1) -> None:
+        """``jobs``: how many there will be, one after the other; ``begin`` before each."""
         self._title, self._task = title, TaskID(0)
+        self._jobs, self._begun = jobs, 0
         self._bar: Bar | None = None
         self._said_at = time.monotonic()
         self.report: Report | None = None
+
+    def begin(self, what: str) -> None:
+        """The next of several jobs."""
+        self._progress(Progress(self._begun, self._jobs, what))
+        self._begun += 1
+        self.report = None
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Finished):
             self.report = event.report
         elif isinstance(event, Note):
             self.say(f"Note: {event.text}")
-        else:
+        elif self._jobs == 1:
             self._progress(event)
 
     def say(self, text: str) -> None:

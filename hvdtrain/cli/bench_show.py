@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hvdtrain.bench import sizes
-from hvdtrain.bench.results import Allreduce, Link, Report, Setup
+from hvdtrain.bench.results import Allreduce, Link, Loading, Report, Setup, Steps
 
 #: Through a pipe a table is as wide as it needs to be.
 _PIPE_COLUMNS = 140
@@ -21,6 +21,10 @@ def show(report: Report) -> None:
         _allreduce(console, report)
     elif isinstance(report, Link):
         _link(console, report)
+    elif isinstance(report, Steps):
+        _steps(console, report)
+    else:
+        _loading(console, report)
 
 
 def _allreduce(console: Console, report: Allreduce) -> None:
@@ -81,6 +85,63 @@ def _link(console: Console, report: Link) -> None:
         )
 
 
+def _steps(console: Console, report: Steps) -> None:
+    has_update = any(step.update_s is not None for step in report.steps)
+    names = ("data wait", "compute", "update") if has_update else ("data wait", "compute and update")
+    table = _table("exchange", "step", "rounds", "fastest", *names, "exposed", "samples/s")
+    base = next((step for step in report.steps if step.exposed_s is None), None)
+    for step in report.steps:
+        phases = [step.data_s, step.compute_s, *([step.update_s] if has_update and step.update_s is not None else [])]
+        exposed = (
+            ""
+            if step.exposed_s is None or base is None
+            else f"{_signed(step.exposed_s)} ({step.exposed_s / base.step.median_s:+.0%})"
+        )
+        table.add_row(
+            step.exchange,
+            seconds(step.step.median_s),
+            f"{seconds(min(step.rounds_s))} - {seconds(max(step.rounds_s))}",
+            seconds(step.step.fastest_s),
+            *map(seconds, phases),
+            exposed,
+            f"{step.samples_per_s:,.0f}",
+        )
+    console.print(
+        f"step of {report.recipe} ({report.framework}, global batch {report.batch_size}) on {_where(report.setup)}",
+        soft_wrap=True,
+    )
+    console.print(table)
+    for step in report.steps:
+        if step.chosen:
+            console.print(f"{step.exchange}: {step.chosen}", soft_wrap=True, markup=False)
+    for name, why in report.left_out.items():
+        console.print(f"{name} was left out: {why}", soft_wrap=True, markup=False)
+
+
+def _loading(console: Console, report: Loading) -> None:
+    table = _table("", "samples/s", "of the step's")
+    rates = {"source alone": report.source_per_s, "loader": report.loader_per_s, "needed by the step": report.step_per_s}
+    for name, value in rates.items():
+        table.add_row(name, f"{value:,.0f}", f"{value / report.step_per_s:.2f}")
+    console.print(
+        f"data of {report.recipe} ({report.framework}, global batch {report.batch_size}) on {_where(report.setup)}",
+        soft_wrap=True,
+    )
+    console.print(table)
+    if report.way:
+        console.print(f"the loader: {report.way}", soft_wrap=True, markup=False)
+    verdict = {
+        "step": "the step is the bottleneck: loading keeps up with it",
+        "source": "the source is the bottleneck: it gives less than a step needs",
+        "loader": "the loader is the bottleneck: it loses much of what the source gives",
+    }[report.bottleneck]
+    console.print(verdict, style="bold" if report.bottleneck == "step" else "yellow", soft_wrap=True)
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
+
+
 def _table(*names: str, left: int = 1) -> Table:
     """The first ``left`` columns hold text."""
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -91,7 +152,7 @@ def _table(*names: str, left: int = 1) -> Table:
 
 def _where(setup: Setup) -> str:
     hosts = f"{setup.nodes} hosts" if setup.nodes > 1 else setup.hosts[0]
-    return f"{setup.ranks} ranks of {hosts} ({setup.cpu}, {setup.cores} cores)"
+    return f"{setup.ranks} {'ranks' if setup.ranks > 1 else 'rank'} of {hosts} ({setup.cpu}, {setup.cores} cores)"
 
 
 def seconds(value: float) -> str:

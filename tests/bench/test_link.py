@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from pathlib import Path
 
 import pytest
 
+from hvdtrain.bench import results
 from hvdtrain.bench.link import slow, tournament
+from hvdtrain.bench.results import Link
 from tests.bench.examples import routes
+from tests.support.hosts import emulated
 
 FAST, SLOW = 1e9, 1e8
 
@@ -42,3 +47,31 @@ def test_the_slow_host_or_route_is_named_and_no_other(hosts: str, slow_ones: set
     found = slow(routes(between(hosts, slow_ones)))
     assert [(each.what, each.how) for each in found] == named
     assert all((each.bytes_per_s, each.usual_bytes_per_s) == (SLOW, FAST) for each in found)
+
+
+@pytest.mark.ranks
+def test_a_host_with_a_slow_cable_is_named(tmp_path: Path):
+    with emulated(3) as cluster:
+        slow_down = "tc qdisc add dev eth0 root tbf rate 100mbit burst 128kb latency 10ms"
+        cluster("exec", "node3", "--", *slow_down.split())
+        words = [
+            sys.executable,
+            "-m",
+            "hvdtrain",
+            "bench",
+            "link",
+            "-H",
+            "node1:2,node2,node3",
+            "--json",
+            str(tmp_path / "found.json"),
+        ]
+        done = cluster.run("node1", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = results.read(tmp_path / "found.json")
+        assert isinstance(report, Link)
+        assert sorted(report.setup.hosts) == ["node1", "node2", "node3"]
+        assert {(route.source, route.target) for route in report.routes} == set(itertools.permutations(report.setup.hosts, 2))
+        assert [(slow.what, slow.how) for slow in report.slow] == [("node3", "sends")]
+        assert report.slow[0].bytes_per_s == pytest.approx(100e6 / 8 * 1448 / 1514, rel=0.25)
+        assert "node3 sends slowly" in done.stdout
+        assert not cluster.left(5)

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from hvdtrain.bench import results
-from hvdtrain.bench.results import Allreduce, Link
+from hvdtrain.bench.results import Allreduce, Link, Loading, Steps
 from hvdtrain.cli import bench_show, main
 from tests.bench.examples import ALLREDUCE, LINK
-from tests.support.harness import hvdtrain
+from tests.support.harness import RECIPES, hvdtrain
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ from tests.support.harness import hvdtrain
         (["allreduce", "--plot", "a.png"], "a.png does not end in .svg", "every browser"),
         (["link"], "a link has two ends, and this is 1 host", "-H node1,node2"),
         (["link", "-H", "a,b", "-np", "2"], "starts one rank on each host", "leave -np out"),
+        (["step", "no.py"], "recipe 'no.py' does not exist", "check the path"),
+        (["step", "no.py", "--exchange", "nccl"], "there is no exchange 'nccl'", "known: horovod, shared, auto"),
+        (["loader", "no.py", "--set", "lr"], "--set takes NAME=VALUE", "--set lr=VALUE"),
+        (["loader", "no.py", "--batch-size", "many"], "expected int", "hvdtrain train --help"),
     ],
 )
 def test_a_mistake_is_told_before_anything_starts(words, message, hint, capsys):
@@ -103,3 +107,26 @@ def test_links_between_ranks_of_one_host(tmp_path: Path):
     assert isinstance(report, Link)
     assert [(route.source[-2:], route.target[-2:]) for route in report.routes] == [("/0", "/1"), ("/1", "/0")]
     assert all(route.latency_s > 0 and route.bytes_per_s > 0 for route in report.routes)
+
+
+@pytest.mark.ranks
+def test_a_recipes_step_alone_and_with_each_exchange(tmp_path: Path):
+    words = ["bench", "step", f"{RECIPES}:torch", "-np", "2", "--rounds", "1", "--seconds", "0.2", "--json", "found.json"]
+    done = hvdtrain(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = results.read(tmp_path / "found.json")
+    assert isinstance(report, Steps)
+    assert [step.exchange for step in report.steps] == ["none", "horovod", "shared"]
+    assert [step.exposed_s is None for step in report.steps] == [True, False, False]
+    assert all(step.update_s and step.data_s + step.update_s < step.step.median_s for step in report.steps)
+    assert (report.framework, report.batch_size, report.setup.ranks) == ("torch", 64, 2)
+
+
+def test_a_recipes_loading_names_its_bottleneck(tmp_path: Path):
+    words = ["bench", "loader", f"{RECIPES}:linear", "--json", "found.json"]
+    done = hvdtrain(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = results.read(tmp_path / "found.json")
+    assert isinstance(report, Loading)
+    assert min(report.source_per_s, report.loader_per_s, report.step_per_s) > 0
+    assert "bottleneck" in done.stdout
