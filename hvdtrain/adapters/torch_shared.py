@@ -51,6 +51,7 @@ class Plan:
     """Where the optimizer's parameters lie in one flat array, and what is kept beside them."""
 
     parameters: list[torch.nn.Parameter]
+    names: list[str]
     offsets: list[int]
     length: int
     dtype: Any
@@ -96,7 +97,8 @@ def plan(model: torch.nn.Module, optimizer: torch.optim.Optimizer, update: Updat
     offsets = [0, *np.cumsum(sizes).tolist()]
     dtype = np.float32 if kinds == {torch.float32} else np.float64
     slots, scalars, whole = _state_of(optimizer, update)
-    return Plan(parameters, offsets[:-1], offsets[-1], dtype, slots, scalars, whole)
+    known = [names[id(parameter)] for parameter in parameters]
+    return Plan(parameters, known, offsets[:-1], offsets[-1], dtype, slots, scalars, whole)
 
 
 def _state_of(optimizer: torch.optim.Optimizer, update: Update) -> tuple[tuple[str, ...], tuple[tuple[str, Any], ...], str]:
@@ -169,9 +171,10 @@ class SharedExchange:
             self._share(once)
 
     def begin(self, passes: int) -> None:
-        if self._is_sharded and self._versions() != self._expected:
+        if self._is_sharded and (versions := self._versions()) != self._expected:
+            changed = next(n for n, (now, then) in enumerate(zip(versions, self._expected, strict=True)) if now != then)
             raise UsageError(
-                "parameters were changed outside of the optimizer, and the ranks of a host hold one copy of them",
+                f"{self._plan.names[changed]} was changed outside of the optimizer, and the ranks of a host hold one copy of it",
                 "--exchange horovod gives each rank its own",
             )
         if sum(len(group["params"]) for group in self._optimizer.param_groups) != len(self._plan.parameters):
@@ -190,7 +193,7 @@ class SharedExchange:
             if grad is None:
                 self._views[number].zero_()
         row[count : count + len(numbers)] = numbers
-        self._memory.meet("the gradients of")
+        self._memory.meet("the exchange of gradients with")
         if self._lane is None:
             sums = sum(self._facts[1:], self._facts[0].copy())
             squares = self._sum.add_share(spread=not self._is_sharded)
@@ -198,7 +201,7 @@ class SharedExchange:
             sums = self._comm.allreduce(row, name="gradient/used")
             squares = self._add_over_hosts(self._lane)
         self._squares[self._memory.rank][0] = squares
-        self._memory.meet("the sums of the gradients of")
+        self._memory.meet("the sum of gradients with")
         whole = sum(float(part[0]) for part in self._squares)
         if self._lane is not None:  # hosts with other processors may round it otherwise
             (whole,) = self._comm.allreduce([whole / self._comm.world.size], name="gradient/norm").tolist()
@@ -222,7 +225,7 @@ class SharedExchange:
         torch_fused.step(self._part_optimizer)
         if self._fresh:
             self._move_in()
-        self._memory.meet("the updates of")
+        self._memory.meet("the update of parameters with")
 
     def pause(self) -> None:
         pass
@@ -242,7 +245,7 @@ class SharedExchange:
                 state = self._part_optimizer.state.get(part.parameter)
                 values = [float(state.get(name, 0.0)) for name, _ in self._plan.scalars] if state else []
                 self._numbers[part.number] = [1.0, *values] if state else 0.0
-        self._memory.meet("the optimizer's state of")
+        self._memory.meet("the exchange of the optimizer's state with")
         for number, parameter in enumerate(self._plan.parameters):
             there, *values = self._numbers[number].tolist()
             if there:
@@ -250,7 +253,7 @@ class SharedExchange:
                 self._optimizer.state[parameter] = self._slot_views(number) | scalars
             else:
                 self._optimizer.state.pop(parameter, None)
-        self._memory.meet("the optimizer's state of")
+        self._memory.meet("the exchange of the optimizer's state with")
 
     def adopt(self) -> None:
         if not self._is_sharded:
@@ -262,7 +265,7 @@ class SharedExchange:
                     view.copy_(state[name])
             if state:
                 state.update({name: view for name, view in views.items() if name in state})
-        self._memory.meet("the optimizer's state of")
+        self._memory.meet("the exchange of the optimizer's state with")
         self._part_optimizer.state.clear()
         #: parts whose state the optimizer has not made yet
         self._fresh: list[_Part] = []
@@ -291,7 +294,7 @@ class SharedExchange:
                 parameter.data = parameter.data.clone()
                 state = self._optimizer.state.get(parameter, {})
                 state.update({name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)})
-        self._memory.meet("the end of the exchange of")
+        self._memory.meet("the end of the exchange with")
 
     def _add_over_hosts(self, lane: Link) -> float:
         """Collective. The same on every host, which adds up in the same order as the others."""
@@ -312,7 +315,7 @@ class SharedExchange:
         for number, parameter in enumerate(plan.parameters):
             if self._memory.rank == 0:
                 plan.view(values, number).copy_(parameter.detach())
-        self._memory.meet("the parameters of")
+        self._memory.meet("the set-up of parameters with")
         for number, parameter in enumerate(plan.parameters):
             parameter.data = plan.view(values, number)
         self._parts = list(self._cut(values))
@@ -344,9 +347,9 @@ class SharedExchange:
     def _slot_views(self, number: int) -> dict[str, torch.Tensor]:
         return {name: self._plan.view(slot, number) for name, slot in self._slots.items()}
 
-    def _versions(self) -> int:
-        """Grows with each change to a parameter that is not ``update``'s."""
-        return sum(parameter._version for parameter in self._plan.parameters)
+    def _versions(self) -> list[int]:
+        """Grow with each change to a parameter that is not ``update``'s."""
+        return [parameter._version for parameter in self._plan.parameters]
 
 
 def _as(like: Any, value: float) -> Any:

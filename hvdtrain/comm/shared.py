@@ -82,7 +82,7 @@ class HostMemory:
         """Collective over the host. Returns when all ranks have come so far; what they wrote before can be read then.
 
         Args:
-            what: is waited for, for those who look.
+            what: they meet for, for those who look: "the exchange of gradients with" is followed by the ranks that are missing.
 
         Raises:
             HvdtrainError: the process of a rank that has not come is gone.
@@ -124,7 +124,7 @@ class HostMemory:
             process = self._processes[place][0]
             if process and not _is_alive(process) and place in self._missing():
                 raise HvdtrainError(
-                    f"rank {self.ranks[place]} (process {process}) has ended, and this rank waits for {what}",
+                    f"rank {self.ranks[place]} (process {process}) has ended, and this rank waits in {what} it",
                     "its own words, or the launcher's, say why",
                 )
 
