@@ -17,11 +17,19 @@ from hvdtrain.errors import HvdtrainError
 Tensors = Iterable[tuple[str, NDArray[Any]]]
 
 
+def alike(digest: int, comm: Communicator, *, name: str) -> bool:
+    """Collective. Whether all ranks bring the same ``digest`` of 32 bits.
+
+    The largest of it and of its negative tell the largest and the smallest of all: two numbers, whatever the number of ranks.
+    """
+    largest, smallest = comm.allreduce((digest, -digest), name=name, op="max").tolist()
+    return bool(largest == -smallest)
+
+
 def check_shapes(tensors: Tensors, comm: Communicator, hosts: tuple[str, ...]) -> None:
     """Collective. Raise HvdtrainError if the ranks have other tensors: names, order, shapes or dtypes."""
     mine = [f"{name} {array.dtype} {tuple(array.shape)}" for name, array in tensors]
-    digests = comm.allgather(zlib.crc32("\n".join(mine).encode()), name="setup/model")
-    if len(set(digests)) == 1:
+    if alike(zlib.crc32("\n".join(mine).encode()), comm, name="setup/model"):
         return
     everyone = comm.allgather(mine, name="setup/tensors")
     for rank, theirs in enumerate(everyone):
@@ -40,8 +48,7 @@ def check_shapes(tensors: Tensors, comm: Communicator, hosts: tuple[str, ...]) -
 def check_values(tensors: Tensors, comm: Communicator, hosts: tuple[str, ...]) -> None:
     """Collective. Raise HvdtrainError if a tensor is not bit for bit the same on all ranks."""
     mine = {name: _digest(array) for name, array in tensors}
-    whole = zlib.crc32(repr(mine).encode())
-    if len(set(comm.allgather(whole, name="consistency/digest"))) == 1:
+    if alike(zlib.crc32(repr(mine).encode()), comm, name="consistency/digest"):
         return
     everyone: list[Mapping[str, int]] = comm.allgather(mine, name="consistency/tensors")
     names = list(dict.fromkeys(name for theirs in everyone for name in theirs))  # the same list on every rank

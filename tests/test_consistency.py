@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdtrain.consistency import check_shapes, check_values
+from hvdtrain.consistency import alike, check_shapes, check_values
 from hvdtrain.errors import HvdtrainError
 
 HOSTS = ("node1", "node1", "node2")
@@ -32,6 +32,10 @@ class ThreadComm:
                 outer.barrier.wait(10)
                 return result
 
+            def allreduce(self, values: Any, *, name: str, op: str) -> Any:
+                assert op == "max"
+                return np.max(self.allgather(values, name=name), axis=0)
+
         return Comm()
 
 
@@ -51,6 +55,20 @@ def on_ranks(check: Callable[..., None], tensors: list[dict[str, np.ndarray]]) -
     for thread in threads:
         thread.join(20)
     return messages
+
+
+@pytest.mark.parametrize("digest", [0, 1, 2**32 - 1])
+def test_digests_of_32_bits_are_told_apart_by_their_last_bit(digest):
+    def said(*digests: int) -> list[bool]:
+        class Comm:
+            def allreduce(self, values: Any, *, name: str, op: str) -> Any:
+                assert op == "max"
+                return np.max([np.array((each, -each), dtype=np.float64) for each in digests], axis=0)
+
+        return [alike(each, Comm(), name="x") for each in digests]
+
+    assert said(digest, digest, digest) == [True] * 3
+    assert said(digest, digest ^ 1, digest) == [False] * 3
 
 
 def model(**changes: np.ndarray) -> dict[str, np.ndarray]:
