@@ -1,4 +1,7 @@
-"""Options of a training run: command line over environment over config file over defaults, each knowing its origin."""
+"""Options of a training run: command line over environment over config file over what was tuned over defaults.
+
+Each knows its origin.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from hvdtrain.exchange import Exchange
 from hvdtrain.recipe import convert
 
 ENV_PREFIX = "HVDTRAIN_"
+#: What ``hvdtrain tune`` has found, from ``hvdtrain run`` to the ranks: ``exchange=horovod,bucket_mb=16``.
+TUNED = "HVDTRAIN_TUNED"
 DEFAULT_FILE = Path("hvdtrain.yaml")
 
 
@@ -82,7 +87,7 @@ class Config:
     recipe: str
     settings: Mapping[str, Any]
     options: Options
-    #: where each option and setting came from: "command line", "environment", a file's name or "default"
+    #: where each option and setting came from: "command line", "environment", a file's name, "tuned" or "default"
     origins: Mapping[str, str]
 
 
@@ -93,7 +98,7 @@ def resolve(
     environ: Mapping[str, str],
     file: Path | None,
 ) -> Config:
-    """Lay the four sources over each other. ``file`` None means ``./hvdtrain.yaml``, read only if no recipe is given.
+    """Lay the sources over each other. ``file`` None means ``./hvdtrain.yaml``, read only if no recipe is given.
 
     Raises:
         UsageError: no recipe anywhere, an unknown key, a value of another type, illegal pairs of options.
@@ -116,7 +121,9 @@ def resolve(
         raise UsageError(f"{path}: 'set' must hold name: value lines, got {file_settings!r}")
     file_settings = _with_underscores(file_settings)
     chosen = {name: value for name, value in cli.items() if value is not None}
-    options, origins = _overlay([("command line", chosen), ("environment", _from_env(environ)), (str(path), content)])
+    tuned = dict(item.split("=", 1) for item in environ.get(TUNED, "").split(",") if "=" in item)
+    layers = [("command line", chosen), ("environment", _from_env(environ)), (str(path), content), ("tuned", tuned)]
+    options, origins = _overlay(layers)
     for origin, values in ((str(path), file_settings), ("command line", settings)):
         origins |= {f"set.{name}": origin for name in values}
     return Config(recipe, {**file_settings, **settings}, options, origins)

@@ -36,6 +36,7 @@ FLOORS = {
     "adapters": 3,
     "bench": 3,
     "bench.results": 1,
+    "tune": 3,
     "comm": 2,
     "data": 2,
     "callbacks": 2,

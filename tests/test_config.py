@@ -184,3 +184,12 @@ def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
         f"{path}: log_every: expected int, got 'often'",
         "command line: batch_size and batch_size_per_rank exclude each other",
     ]
+
+
+def test_what_was_tuned_lies_over_the_defaults_and_under_everything_else(in_tmp: Path) -> None:
+    Path("c.yaml").write_text("bucket_mb: 2\n")
+    environ = {"HVDTRAIN_TUNED": "exchange=horovod,bucket_mb=16,compression=none"}
+    config = resolve("r.py", {}, {"compression": "bfloat16"}, environ, Path("c.yaml"))
+    options, origins = config.options, config.origins
+    assert (options.exchange, options.bucket_mb, options.compression) == ("horovod", 2.0, "bfloat16")
+    assert [origins[name] for name in ("exchange", "bucket_mb", "compression")] == ["tuned", "c.yaml", "command line"]

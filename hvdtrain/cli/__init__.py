@@ -23,6 +23,7 @@ COMMANDS = {
     "train": ("train", "Train a recipe: one rank of a job, or a single process."),
     "checkpoint": ("checkpoint", "Show, check and export what training runs have saved."),
     "bench": ("bench", "Measure these hosts and a recipe: sums, links, steps, loading."),
+    "tune": ("tune", "Find the settings under which a recipe's step is fastest here."),
     "hosts": ("hosts", "Show, check and convert lists of hosts."),
     "horovod": ("horovod", "Install, check or remove Horovod for the installed frameworks."),
 }

@@ -14,8 +14,9 @@ import click
 from hvdtrain.bench import plots, results, sizes
 from hvdtrain.bench.recipes import Wish
 from hvdtrain.bench.results import Allreduce, Report, Steps
-from hvdtrain.cli import bench_job, bench_show
+from hvdtrain.cli import bench_job, bench_show, where
 from hvdtrain.cli.bench_job import Watcher, Where
+from hvdtrain.cli.train_words import pair
 from hvdtrain.cli.work import is_file
 from hvdtrain.config import resolve
 from hvdtrain.errors import UsageError, shown
@@ -32,37 +33,12 @@ def command() -> None:
     """Measure how fast ranks sum, hosts talk, and a recipe loads and trains; docs/bench.md says what exactly."""
 
 
-def _where_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of ``hvdtrain run`` that say where ranks run; all others can be set for ``hvdtrain run`` in its own words."""
-    for option in reversed(
-        (
-            click.option("-np", "--num-proc", "np", type=click.IntRange(1), metavar="N", help="Number of ranks."),
-            click.option("-H", "--hosts", metavar="LIST", help="node1:2,node2:2 or node[01-16]:4."),
-            click.option("--hostfile", metavar="FILE", help="Hosts and slots in a file; any dialect."),
-            click.option("--launcher", metavar="NAME", help="What starts the ranks, as for hvdtrain run."),
-            click.option("--gloo", is_flag=True, help="Let the ranks meet over Gloo instead of MPI."),
-            click.option("--nic", multiple=True, metavar="NAME", help="Network interface to use on all hosts."),
-            click.option("--oversubscribe", is_flag=True, help="Allow more ranks than slots."),
-            click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks."),
-            click.option(
-                "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to a file ('-': stdout)."
-            ),
-        )
-    ):
-        function = option(function)
-    return function
-
-
-def _words(options: dict[str, Any]) -> tuple[str, ...]:
-    """The options as ``hvdtrain run`` takes them."""
-    words: list[str] = []
-    for name, flag in (("np", "-np"), ("hosts", "-H"), ("hostfile", "--hostfile"), ("launcher", "--launcher")):
-        if options[name] is not None:
-            words += [flag, str(options[name])]
-    for name in ("nic", "env"):
-        for value in options[name]:
-            words += [f"--{name}", value]
-    return (*words, *(f"--{name}" for name in ("gloo", "oversubscribe") if options[name]))
+def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the ranks run, and where the figures go."""
+    figures = click.option(
+        "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to a file ('-': stdout)."
+    )
+    return where.options(figures(function))
 
 
 def _are_here(options: dict[str, Any]) -> bool:
@@ -79,7 +55,7 @@ def _are_here(options: dict[str, Any]) -> bool:
     "--rounds", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Let the carriers take turns."
 )
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw bus bandwidth over size.")
-@_where_options
+@_job_options
 def allreduce(which: str, over: str, rounds: int, plot: Path | None, json_path: Path | None, **options: Any) -> int:
     """Time sums over all ranks of 4 bytes to 256 MiB, over MPI, shared memory, Gloo and Horovod.
 
@@ -96,11 +72,11 @@ def allreduce(which: str, over: str, rounds: int, plot: Path | None, json_path: 
     from hvdtrain.bench.allreduce import Plan
 
     plan = Plan(plan_sizes, names, rounds, lenient=which == _ALL_SIZES)
-    return _measured("allreduce", plan, Where(_words(options)), json_path, plot)
+    return _measured("allreduce", plan, Where(where.words(options)), json_path, plot)
 
 
 @command.command("link")
-@_where_options
+@_job_options
 def link(json_path: Path | None, **options: Any) -> int:
     """Time messages between all pairs of hosts, and name the slow ones.
 
@@ -108,7 +84,7 @@ def link(json_path: Path | None, **options: Any) -> int:
     """
     from hvdtrain.bench.link import Plan
 
-    words = _words(options)
+    words = where.words(options)
     if World.from_env().size == 1:
         listed = allocation.hosts(os.environ, options["hosts"], options["hostfile"])
         if listed is not None and len(listed.hosts) > 1:
@@ -142,7 +118,7 @@ def _recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wish(recipe: str, settings: tuple[str, ...], options: dict[str, Any]) -> Wish:
     """Raises UsageError at what cannot be told apart from a mistake before the recipe is loaded."""
-    pairs = dict(_pair(text) for text in settings)
+    pairs = dict(pair(text) for text in settings)
     names = ("batch_size", "batch_size_per_rank", "compression", "bucket_mb", "loader_workers", "prefetch")
     given = {name: value for name in names if (value := options.pop(name)) is not None}
     resolve(recipe, pairs, given, {}, None)
@@ -163,7 +139,7 @@ def _wish(recipe: str, settings: tuple[str, ...], options: dict[str, Any]) -> Wi
 @click.option(
     "--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, metavar="S", help="Of steps in each job."
 )
-@_where_options
+@_job_options
 def step(
     recipe: str, settings: tuple[str, ...], exchange: str, rounds: int, seconds: float, json_path: Path | None, **options: Any
 ) -> int:
@@ -172,7 +148,6 @@ def step(
     Without an exchange, every rank trains with its own part of the batch by itself; what a step takes more with one is the
     communication that is not hidden. Each exchange has a job of its own, and they take turns.
     """
-    wish = _wish(recipe, settings, options)
     names = [name.strip() for name in exchange.split(",") if name.strip()]
     unknown = [name for name in names if name not in EXCHANGES]
     if unknown or not names:
@@ -180,6 +155,7 @@ def step(
             f"--exchange {shown(exchange)}: there is no exchange {shown(unknown[0] if unknown else exchange)!r}",
             f"known: {', '.join(EXCHANGES)}",
         )
+    wish = _wish(recipe, settings, options)
     if World.from_env().size > 1:
         raise UsageError(
             "bench step starts a job for each exchange itself", "leave the launcher out: hvdtrain bench step -np 2 ..."
@@ -190,7 +166,7 @@ def step(
         names = []
     from hvdtrain.bench import step as bench_step
 
-    where = Where(_words(options), alone=options["np"] == 1 and _are_here(options))
+    place = Where(where.words(options), alone=options["np"] == 1 and _are_here(options))
     runs: list[Steps] = []
     left_out: dict[str, str] = {}
     wanted = [bench_step.NONE, *names]
@@ -200,7 +176,7 @@ def step(
                 if name in left_out:
                     continue
                 watcher.begin(name)
-                code = bench_job.run("step", bench_step.Plan(wish, name, seconds), where, watcher)
+                code = bench_job.run("step", bench_step.Plan(wish, name, seconds), place, watcher)
                 if code and (name == bench_step.NONE or len(runs) < 1):
                     return code
                 if code:
@@ -213,19 +189,19 @@ def step(
 
 @command.command("loader")
 @_recipe_options
-@_where_options
+@_job_options
 def loader(recipe: str, settings: tuple[str, ...], json_path: Path | None, **options: Any) -> int:
     """Time how RECIPE's data comes, from its source and through the loader, and how its step needs it; name the bottleneck."""
     from hvdtrain.bench.loading import Plan
 
     wish = _wish(recipe, settings, options)
-    where = Where(_words(options), alone=(options["np"] or 1) == 1 and _are_here(options))
-    return _measured("loader", Plan(wish), where, json_path)
+    place = Where(where.words(options), alone=(options["np"] or 1) == 1 and _are_here(options))
+    return _measured("loader", Plan(wish), place, json_path)
 
 
-def _measured(kind: str, plan: Any, where: Where, json_path: Path | None, plot: Path | None = None) -> int:
+def _measured(kind: str, plan: Any, place: Where, json_path: Path | None, plot: Path | None = None) -> int:
     with Watcher(f"bench {kind}") as watcher:
-        code = bench_job.run(kind, plan, where, watcher)
+        code = bench_job.run(kind, plan, place, watcher)
     if code or watcher.report is None:
         return code
     if plot is not None and isinstance(watcher.report, Allreduce):
@@ -252,10 +228,3 @@ def _carriers(over: str) -> tuple[str, ...]:
             f"known: {', '.join(CARRIERS)}",
         )
     return names
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--set takes NAME=VALUE, got {text!r}", f"--set {name or 'name'}=VALUE")
-    return name.strip().replace("-", "_"), value

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from hvdtrain.cli import train_words
 from hvdtrain.errors import UsageError
 
 
@@ -19,7 +20,7 @@ def check_train(run: click.Context, before: Sequence[str], recipe: str | None, w
     Raises:
         UsageError: an option of ``run`` is among them, or ``train`` would refuse them: on every rank, after the start.
     """
-    train = _train(run)
+    train = train_words.command(run)
     try:
         train.make_context("hvdtrain train", [*([recipe] if recipe else []), *words])
     except click.NoSuchOption as error:
@@ -37,7 +38,7 @@ def check_train(run: click.Context, before: Sequence[str], recipe: str | None, w
 
 def check_run(run: click.Context, words: Sequence[str], unknown: str) -> None:
     """UsageError if ``unknown``, which ``run`` does not know, is an option of ``train``."""
-    known = _options(_train(run), run)
+    known = _options(train_words.command(run), run)
     if unknown not in known:
         return
     moved, rest = _split(words, known)
@@ -48,14 +49,6 @@ def check_run(run: click.Context, words: Sequence[str], unknown: str) -> None:
         named = False
     line = shlex.join(["hvdtrain", "run", *(rest if "--" not in rest else []), *([] if named else ["RECIPE.py"]), *moved])
     raise UsageError(f"'{unknown}' is an option of train, and belongs after the recipe", line)
-
-
-def _train(run: click.Context) -> click.Command:
-    group = run.find_root().command
-    assert isinstance(group, click.Group)
-    command = group.get_command(run, "train")
-    assert command is not None
-    return command
 
 
 def _options(command: click.Command, context: click.Context) -> Mapping[str, bool]:

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from hvdtrain import startup
-from hvdtrain.cli import misplaced, show
+from hvdtrain.cli import misplaced, show, tuned
 from hvdtrain.cli.sections import SectionCommand, section
 from hvdtrain.cli.work import CONFIG, Work, is_file, recipe_work
 from hvdtrain.errors import JobError, UsageError
@@ -122,6 +122,7 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
 @elastic_job("--max-np", type=click.IntRange(1), metavar="N", help="Grow up to this many ranks.")
 @environ("--env", multiple=True, metavar="NAME[=VALUE]", help="Pass a variable to the ranks; NAME may be a pattern.")
 @environ("--env-file", multiple=True, metavar="FILE", help="Pass the variables of a file with NAME=VALUE lines.")
+@environ("--no-tuned", is_flag=True, help="Leave out what hvdtrain tune has found for this recipe and these hosts.")
 @shown(
     "--quiet-ranks", is_flag=True, help="Show the output of rank 0 only; files (of a recipe, or with --log-dir) get all of it."
 )
@@ -250,7 +251,7 @@ def _start(
         _warn(nics.check(options["nic"], {"this machine": this_host.interfaces()}, complete=complete).warnings)
     if work.is_recipe and not dry_run:
         job = replace(job, env={**job.env, startup.LAUNCH: startup.launch(options["began"], time.time())})
-    given = _defaults(job, work, found, choice, base)
+    given = _defaults(job, work, found, choice, base, _tuned(job, work, hosts, found, base, options))
     job = replace(job, env={**{each.name: each.value for each in given}, **job.env})
     started = choice.launcher.command(job)
     if dry_run:
@@ -393,18 +394,37 @@ def _ssh(options: Mapping[str, Any]) -> Ssh:
 
 
 def _defaults(
-    job: Job, work: Work, found: detect.Found, choice: detect.Choice, base: Mapping[str, str]
+    job: Job, work: Work, found: detect.Found, choice: detect.Choice, base: Mapping[str, str], over: tuned.Overlay
 ) -> tuple[defaults.Setting, ...]:
-    """What all ranks get unless the user has set it."""
+    """What all ranks get unless the user has set it. ``over`` lies over it, and has nothing of what the user has set."""
     open_mpi = job.controller == "mpi" and found.mpi is not None and found.mpi.kind == "openmpi"
     open_mpi = open_mpi and choice.launcher.name != "jsrun"  # it starts the ranks of another MPI
     chooses = open_mpi and defaults.chooses_algorithms(
-        {**base, **job.env},
+        {**base, **job.env, **over.variables},
         job.launcher_args,
         defaults.parameter_files(found.mpi.prefix if found.mpi else "", base.get("HOME", found.home)),
     )
     facts = defaults.JobFacts(is_recipe=work.is_recipe, open_mpi=open_mpi, chooses_algorithms=chooses)
-    return defaults.unset(defaults.of_job(facts), base, job.env)
+    return defaults.laid_over(defaults.unset(defaults.of_job(facts), base, job.env), over.variables, over.reason)
+
+
+def _tuned(
+    job: Job,
+    work: Work,
+    hosts: tuple[Host, ...],
+    found: detect.Found,
+    base: Mapping[str, str],
+    options: Mapping[str, Any],
+) -> tuned.Overlay:
+    """What ``hvdtrain tune`` has stored for this recipe on these hosts."""
+    if not work.is_recipe or job.elastic is not None or options["no_tuned"]:
+        return tuned.Overlay()
+    words = work.argv[work.argv.index("train") + 1 :]
+    over = tuned.look_up(click.get_current_context(), words, hosts, job.controller, str(found.mpi or ""), {**base, **job.env})
+    _warn([over.warning] if over.warning else [])
+    if over.text:
+        click.secho(over.text, err=True, dim=True)
+    return over
 
 
 def _host_notes(job: Job, base: Mapping[str, str]) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 import click
 
+from hvdtrain.cli.train_words import pair
 from hvdtrain.config import Options, resolve
-from hvdtrain.errors import UsageError
 from hvdtrain.recipe import RecipeFunction
 
 
@@ -41,7 +41,7 @@ def command(recipe: str | None, settings: tuple[str, ...], config: Path | None, 
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported: warnings and errors only
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    resolved = resolve(recipe, dict(_pair(text) for text in settings), options, os.environ, config)
+    resolved = resolve(recipe, dict(pair(text) for text in settings), options, os.environ, config)
     from hvdtrain import worker
 
     function: RecipeFunction | None = click.get_current_context().obj
@@ -56,10 +56,3 @@ def main(function: RecipeFunction) -> None:
     from hvdtrain.cli import main as run_command
 
     sys.exit(run_command(["train", f"{sys.argv[0]}:{function.__name__}", *sys.argv[1:]], obj=function))
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageError(f"--set takes NAME=VALUE, got {text!r}", f"--set {name or 'name'}=VALUE")
-    return name.strip().replace("-", "_"), value

@@ -1,0 +1,46 @@
+"""The words that are meant for ``hvdtrain train``, read as it will read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hvdtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.config import Config
+
+
+def command(context: click.Context) -> click.Command:
+    """``hvdtrain train``, of the group that ``context`` belongs to."""
+    group = context.find_root().command
+    assert isinstance(group, click.Group)
+    found = group.get_command(context, "train")
+    assert found is not None
+    return found
+
+
+def config(context: click.Context, words: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """What ``hvdtrain train WORDS`` would train, on a rank with this environment.
+
+    Raises:
+        UsageError: it would refuse them.
+        click.UsageError: the same, by Click.
+    """
+    from hvdtrain.config import resolve  # it imports NumPy, which takes longer than all else here
+
+    given = dict(command(context).make_context("hvdtrain train", list(words)).params)
+    recipe, file = given.pop("recipe"), given.pop("config")
+    settings = dict(pair(text) for text in given.pop("settings"))
+    return resolve(recipe, settings, given, environ, Path(file) if file is not None else None)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """The name and the value of a ``--set``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--set takes NAME=VALUE, got {text!r}", f"--set {name or 'name'}=VALUE")
+    return name.strip().replace("-", "_"), value

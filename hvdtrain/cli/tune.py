@@ -1,0 +1,283 @@
+"""``hvdtrain tune``: find the settings under which a recipe's step is fastest on these hosts, and store them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from hvdtrain.bench.recipes import Wish
+from hvdtrain.cli import bench_show, train_words, where
+from hvdtrain.cli.work import is_file
+from hvdtrain.config import Config, seconds
+from hvdtrain.errors import JobError, UsageError, shown
+from hvdtrain.launch import Controller, Host, allocation, defaults, detect, environment, fit, hostfile, placement, resources
+from hvdtrain.tune import search, space, store, tries
+from hvdtrain.tune.search import Ask, Comparison, Failed, Interrupted, Outcome, Reply
+from hvdtrain.tune.space import Facts
+from hvdtrain.world import World
+
+#: The options of ``hvdtrain train`` that a step hangs on.
+_OF_STEP = (
+    *("batch_size", "batch_size_per_rank", "share", "seed", "lr_scale"),
+    *("exchange", "compression", "bucket_mb", "loader_workers", "prefetch"),
+)
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [TRAIN OPTIONS]")
+@click.option("--budget", default="5m", show_default=True, metavar="TIME", help="All tries together: 90s, 5m, 1h.")
+@click.option("--over", default=",".join(space.NAMES), show_default=True, metavar="LIST", help="What is searched.")
+@click.option("--allow-compression", is_flag=True, help="Search compression too, which changes what is computed.")
+@click.option("--seconds", "step_s", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Of steps in each try.")
+@where.options
+def command(words: tuple[str, ...], budget: str, over: str, allow_compression: bool, step_s: float, **options: Any) -> int:
+    """Find the settings under which RECIPE's step is fastest on these hosts, and store them for `hvdtrain run`.
+
+    Each try is a short job of the recipe, started as `hvdtrain run` starts it. TRAIN OPTIONS, such as --set and --batch-size, are
+    those of `hvdtrain train`; what they set is not searched. docs/tune.md says how it searches and what is stored.
+    """
+    budget_s, names = _seconds(budget), _names(over, allow_compression=allow_compression)
+    if World.from_env().size > 1:
+        raise UsageError("tune starts its jobs itself", "leave the launcher out: hvdtrain tune RECIPE.py -np 2")
+    config = _config(words)
+    hosts, controller = _hosts(options), _controller(options)
+    found = detect.look(os.environ)
+    facts = _facts(config, hosts, controller, found, options)
+    factors, left_out = space.factors(names, facts)
+    if not allow_compression:
+        left_out.pop(((space.CHANGES_RESULTS, ""),), None)
+    key = store.key(config, hosts, controller, str(found.mpi or ""))
+    job = tries.Job(_wish(config), ("--no-tuned", *where.words(options)), _variables(facts), step_s)
+    told = Teller(budget_s)
+    if any(factor.values for factor in factors):
+        outcome = _drive(search.search(factors, budget_s), job, told)
+    else:
+        outcome = Outcome((), None, (), 0.0)
+    if outcome.failure:
+        raise JobError(f"the defaults cannot be measured: {outcome.failure}", "hvdtrain bench step shows all that a job says")
+    _show(outcome, left_out)
+    if outcome.is_decided and outcome.arms:
+        _store(key, outcome)
+    _conclude(outcome, budget_s, key)
+    return _INTERRUPTED if outcome.ended_by == "interrupt" else 0
+
+
+class Teller:
+    """Says on stderr what is tried, and what it gave: beside a live line on a terminal, alone through a pipe."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._budget_s, self._began = budget_s, time.monotonic()
+
+    def trying(self, ask: Ask) -> Status | nullcontext[None]:
+        """The live line while this is open."""
+        text = f"{self._clock()} {ask.stage}: {space.text(ask.settings)}"
+        return self._console.status(text, spinner="line") if self._console.is_terminal else nullcontext()
+
+    def tried(self, ask: Ask, reply: Reply) -> None:
+        if isinstance(reply, Interrupted):
+            result = "interrupted"
+        else:
+            result = f"left out: {reply.reason}" if isinstance(reply, Failed) else bench_show.seconds(reply.step_s)
+        text = f"{self._clock()} {ask.stage}: {space.text(ask.settings)}: {result}"
+        self._console.print(text, markup=False)
+
+    def _clock(self) -> str:
+        return f"{_minutes(time.monotonic() - self._began)} of {_minutes(self._budget_s)}"
+
+
+def _drive(asks: Any, job: tries.Job, told: Teller) -> Outcome:
+    """Do what the search asks for, until it knows enough or the user interrupts."""
+    ask: Ask = next(asks)
+    with _signals_interrupt():
+        try:
+            while True:
+                reply: Reply
+                try:
+                    with told.trying(ask):
+                        reply = tries.run(job.argv(ask), ask.limit_s)
+                except KeyboardInterrupt:
+                    reply = Interrupted()
+                told.tried(ask, reply)
+                ask = asks.send(reply)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """Other ways to end us are as good as Ctrl-C, unless they are ignored."""
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}", "--budget 5m") from None
+
+
+def _names(over: str, *, allow_compression: bool) -> list[str]:
+    names = [name.strip() for name in over.split(",") if name.strip()]
+    unknown = [name for name in names if name not in space.NAMES]
+    if unknown or not names:
+        raise UsageError(
+            f"--over {shown(over)}: there is no {shown(unknown[0] if unknown else over)!r} to search",
+            f"known: {', '.join(space.NAMES)}",
+        )
+    if names == [space.CHANGES_RESULTS] and not allow_compression:
+        raise UsageError(
+            "compression changes what is computed, and is searched only when that is allowed", "add --allow-compression"
+        )
+    return names if allow_compression else [name for name in names if name != space.CHANGES_RESULTS]
+
+
+def _config(words: tuple[str, ...]) -> Config:
+    config = train_words.config(click.get_current_context(), words, os.environ)
+    path = config.recipe.partition(":")[0]
+    if path.endswith(".py") and not is_file(path):
+        raise UsageError(f"recipe '{path}' does not exist (looked in {os.getcwd()})", "check the path of the recipe")
+    return config
+
+
+def _wish(config: Config) -> Wish:
+    given = {name: getattr(config.options, name) for name in _OF_STEP if name in space.given(config.origins)}
+    return Wish(config.recipe, dict(config.settings), given)
+
+
+def _hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
+    """As ``hvdtrain run`` uses them."""
+    np = options["np"]
+    listed = allocation.hosts(os.environ, options["hosts"], options["hostfile"])
+    if listed is None:
+        listed = hostfile.Hosts((Host("localhost", np or 1),), "this machine")
+    count = sum(host.slots for host in listed.hosts) if np is None else np
+    return fit(listed.hosts, count, source=listed.source, oversubscribe=options["oversubscribe"])
+
+
+def _controller(options: Mapping[str, Any]) -> Controller:
+    return "gloo" if options["gloo"] else "mpi"
+
+
+def _facts(
+    config: Config, hosts: tuple[Host, ...], controller: Controller, found: detect.Found, options: Mapping[str, Any]
+) -> Facts:
+    environ = {**os.environ, **environment.select(os.environ, options["env"]).values}
+    cpus = resources.usable_cpus(resources.affinity())
+    of_host = {each.name: each.value for each in placement.settings(environ, cpus, hosts[0].slots)}
+    return Facts(
+        slots=tuple(host.slots for host in hosts),
+        cpus=cpus,
+        threads=int(of_host.get("OMP_NUM_THREADS", 1)),
+        no_mpi=_no_mpi(controller, found, environ),
+        over_mpi=controller == "mpi",
+        options=space.given(config.origins),
+        variables=frozenset(environ),
+    )
+
+
+def _no_mpi(controller: Controller, found: detect.Found, environ: Mapping[str, str]) -> str:
+    """Why Open MPI's choice of an allreduce is not ours to change; empty if it is."""
+    if controller == "gloo":
+        return "the ranks meet over Gloo"
+    if found.mpi is None or found.mpi.kind != "openmpi":
+        return "it is for Open MPI, which is not here"
+    files = defaults.parameter_files(found.mpi.prefix, environ.get("HOME", found.home))
+    return "Open MPI is told already how it is to sum" if defaults.chooses_algorithms(environ, (), files) else ""
+
+
+def _variables(facts: Facts) -> dict[str, str]:
+    """What ranks get for training a recipe only: a try is a program to ``hvdtrain run``."""
+    plain = {each.name for each in defaults.of_job(defaults.JobFacts())}
+    of_recipe = defaults.of_job(defaults.JobFacts(is_recipe=True))
+    return {each.name: each.value for each in of_recipe if each.name not in plain and each.name not in facts.variables}
+
+
+def _show(outcome: Outcome, left_out: Mapping[search.Settings, str]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140, soft_wrap=True)
+    table = Table("", "settings", box=None, header_style="dim", pad_edge=False)
+    for title in ("tries", "median", "fastest", "to the first"):
+        table.add_column(title, justify="right")
+    stage, first_s = "", 0.0
+    for arm in (arm for arm in outcome.arms if arm.rounds_s):
+        median_s = statistics.median(arm.rounds_s)
+        if arm.stage != stage:
+            first_s = median_s
+        times = bench_show.seconds(median_s), bench_show.seconds(min(arm.rounds_s))
+        table.add_row(
+            arm.stage if arm.stage != stage else "",
+            space.text(arm.settings),
+            str(len(arm.rounds_s)),
+            *times,
+            f"{median_s / first_s:.2f}",
+        )
+        stage = arm.stage
+    if table.rows:
+        console.print(table)
+    for settings, why in {**left_out, **dict(outcome.left_out)}.items():
+        console.print(f"{space.text(settings)} was left out: {why}", markup=False)
+
+
+def _store(key: store.Key, outcome: Outcome) -> None:
+    compared = outcome.comparison
+    ratio = compared.ratio if compared is not None and outcome.settings else 1.0
+    tuned = store.Tuned(outcome.settings, time.strftime("%Y-%m-%d %H:%M"), ratio)
+    measured = {"defaults_s": compared.defaults_s, "settings_s": compared.settings_s} if compared is not None else {}
+    recipe = {name: value for name, value in key.parts.items() if name != "recipe"}
+    store.write(key.path(), tuned, {"measured": measured, "made_of": recipe})
+
+
+def _conclude(outcome: Outcome, budget_s: float, key: store.Key) -> None:
+    compared = outcome.comparison
+    if compared is not None and compared.is_complete:
+        click.echo(_compared(compared))
+    elif outcome.is_decided:
+        click.echo("Nothing was faster than the defaults: they are kept." if outcome.arms else "There is nothing to search.")
+    if outcome.ended_by == "budget":
+        click.secho(f"The budget of {_minutes(budget_s)} ended the search before all was tried.", fg="yellow")
+        if not outcome.is_decided:
+            click.echo(
+                f"Nothing is stored. One comparison takes about {_minutes(outcome.needed_s)} here, a search several times that."
+            )
+    elif outcome.ended_by == "interrupt":
+        click.secho(
+            f"Interrupted{'' if outcome.is_decided else ' before anything was confirmed: nothing is stored'}.", fg="yellow"
+        )
+    if outcome.settings:
+        click.echo(f"Stored in {key.path()}; hvdtrain run with this recipe, its settings and these hosts uses it.")
+
+
+def _compared(compared: Comparison) -> str:
+    defaults_s, settings_s = (
+        bench_show.seconds(statistics.median(each)) for each in (compared.defaults_s, compared.settings_s)
+    )
+    figures = (
+        f"{compared.ratio:.3f} of the defaults' step time ({settings_s} against {defaults_s}, medians of "
+        f"{len(compared.defaults_s)} rounds in turns; fastest rounds: {compared.ratio_of_fastest:.3f}; noise: {compared.noise:.1%})"
+    )
+    verdict = "" if compared.is_gain else ". That is within the noise: the defaults are kept"
+    return f"{space.text(compared.settings)}: {figures}{verdict}"
+
+
+def _minutes(value_s: float) -> str:
+    return f"{int(value_s) // 60}:{int(value_s) % 60:02d}"

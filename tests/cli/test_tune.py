@@ -1,0 +1,131 @@
+"""``hvdtrain tune`` as typed, and ``hvdtrain run`` with what it has stored."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.cli import main
+from hvdtrain.launch import Host, detect
+from hvdtrain.tune import store
+from hvdtrain.tune.store import Tuned
+from tests.support.harness import ROOT, hvdtrain
+
+DIGITS = ROOT / "examples" / "torch_digits.py"
+FOUND = Tuned((("exchange", "horovod"), ("bucket", "16"), ("threads", "3"), ("mpi", "plain")), "2026-11-30 20:00", 0.8)
+TWO = ["-np", "2", "-H", "localhost:2", "--launcher", "mpirun"]
+
+
+@pytest.fixture
+def stored(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with ``FOUND`` for the recipe on two ranks of this machine, of which nobody says otherwise."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "cache"))
+    for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    Path("recipe.py").write_text("raise SystemExit('a recipe is loaded by the ranks')\n")
+    from hvdtrain.config import resolve
+
+    config = resolve("recipe.py", {"hidden": "3"}, {}, {}, None)
+    path = store.key(config, (Host("localhost", 2),), "mpi", str(detect.look(os.environ).mpi or "")).path()
+    store.write(path, FOUND, {})
+    return path
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
+    """What a dry run of two ranks prints."""
+    assert main(["run", *TWO, "--dry-run", *words]) == 0
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["no.py"], "recipe 'no.py' does not exist", "check the path"),
+        ([str(DIGITS), "--budget", "soon"], "--budget: expected a time", "--budget 5m"),
+        ([str(DIGITS), "--over", "bucket,luck"], "there is no 'luck' to search", "known: exchange, bucket"),
+        ([str(DIGITS), "--over", "compression"], "compression changes what is computed", "--allow-compression"),
+        ([str(DIGITS), "--set", "hidden"], "--set takes NAME=VALUE", "--set hidden=VALUE"),
+        ([str(DIGITS), "-np", "3", "-H", "localhost:2"], "3 processes requested", "--oversubscribe"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(words, message, hint, capsys):
+    assert main(["tune", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert hint in said
+
+
+def test_where_nothing_can_be_set_nothing_is_started(capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["tune", str(DIGITS)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "exchange was left out: one rank exchanges nothing" in said
+    assert "threads was left out: you have set OMP_NUM_THREADS" in said
+    assert said[-1] == "There is nothing to search."
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_run_uses_what_is_stored_for_it_and_says_so(capsys):
+    out, err = shown(capsys, "recipe.py", "--set", "hidden=3")
+    reason = "tuned: 0.80 of the defaults' step time (2026-11-30 20:00)"
+    assert f"{reason}: exchange=horovod bucket=16 threads=3 mpi=plain; --no-tuned leaves it out" in err
+    for setting in (
+        "HVDTRAIN_TUNED=exchange=horovod,bucket_mb=16",
+        "OMP_NUM_THREADS=3",
+        "TF_NUM_INTRAOP_THREADS=3",
+        "OMPI_MCA_coll_tuned_use_dynamic_rules=0",
+    ):
+        assert f"# {setting}: {reason}" in out.splitlines()
+    assert "dynamic_rules_filename" not in out
+
+
+@pytest.mark.usefixtures("stored")
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [([], ["recipe.py"]), (["--no-tuned"], ["recipe.py", "--set", "hidden=3"]), ([], ["recipe.py", "--set", "hidden=4"])],
+)
+def test_other_runs_and_no_tuned_have_the_defaults(before, words, capsys):
+    out, err = shown(capsys, *before, *words)
+    assert "tuned: " not in out + err
+
+
+@pytest.mark.usefixtures("stored")
+def test_whatever_the_user_sets_wins(capsys, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    Path("c.yaml").write_text("exchange: auto\n")
+    out, _ = shown(capsys, "recipe.py", "--set", "hidden=3", "--config", "c.yaml")
+    assert "HVDTRAIN_TUNED=bucket_mb=16: " in out
+    assert "TF_NUM_INTRAOP_THREADS=3: " in out
+    assert "OMP_NUM_THREADS=3" not in out
+
+
+def test_a_damaged_file_is_a_warning_and_the_defaults(stored, capsys):
+    stored.write_text("{")
+    out, err = shown(capsys, "recipe.py", "--set", "hidden=3")
+    assert f"Warning: {stored} is damaged" in err
+    assert "tuned: " not in out
+
+
+@pytest.mark.ranks
+def test_two_ranks_are_tuned_and_trained_with_the_result(tmp_path: Path):
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    words = [*TWO, "--seconds", "0.2", "--budget", "10m", "--over", "exchange"]
+    result = hvdtrain("tune", DIGITS, *words, cwd=tmp_path, **cache)
+    said = result.stdout + result.stderr
+    assert result.returncode == 0, said
+    assert "exchange: defaults: " in said
+    assert "exchange: exchange=horovod: " in said
+    files = list((tmp_path / "cache" / "hvdtrain" / "tuned").iterdir())
+    assert len(files) == 1
+    # Which one is faster is not for a test to say: what is stored is made one that can be told from the defaults.
+    store.write(files[0], Tuned((("exchange", "horovod"), ("bucket", "1")), "today", 0.9), {})
+    trained = hvdtrain("run", *TWO, DIGITS, "--max-steps", "3", "--run-dir", tmp_path / "run", cwd=tmp_path, **cache)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "tuned: 0.90 of the defaults' step time (today)" in trained.stderr
+    written = json.loads((tmp_path / "run" / "run.json").read_text())
+    for name, value in {"exchange": "horovod", "bucket_mb": 1.0}.items():
+        assert (written["options"][name], written["origins"][name]) == (value, "tuned")
