@@ -126,7 +126,7 @@ def _slices(size: int, count: int) -> int:
 
 def _place(size: int, **options: object) -> Place:
     data = Numbered(BATCH * size)
-    recipe = Recipe(LinearAdapter(simulated.FEATURES, simulated.CLASSES), train=data, batch_size=BATCH, epochs=1)
+    recipe = Recipe(adapter=LinearAdapter(simulated.FEATURES, simulated.CLASSES), train=data, batch_size=BATCH, epochs=1)
     return Place.of(recipe, data, None, Options(batch_size_per_rank=BATCH, **options), World(size - 1, size))  # type: ignore[arg-type]
 
 
@@ -219,7 +219,7 @@ def latencies(latency_s: float, byte_s: float, found: Mapping[int, tuple[Seen, S
         return 1e6 * sum(simulated.model_s(call, size, latency_s, byte_s) for call in calls) / times
 
     rows = [
-        row(f"a {event} (us)", by_size(lambda n, event=event: total(event, n)), "{:.0f}")
+        row(f"{event} (us)", by_size(lambda n, event=event: total(event, n)), "{:.0f}")
         for event in ("window", "evaluation", "checkpoint")
     ]
     rows.append(row("rounds of messages", by_size(rounds), "{:.0f}"))

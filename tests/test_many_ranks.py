@@ -66,6 +66,7 @@ def test_growth_is_told_from_digits_and_noise():
     assert growth({1: 0, 2: 100, 64: 104, 4096: 110}) == "flat"
     assert growth({size: 3.0 * rounds(size) for size in sizes}) == "log n"
     assert growth({size: float(size) for size in sizes}) == "linear"
+    assert growth({size: 100.0 + size * size for size in sizes}) == "more than linear"
     assert growth(dict.fromkeys(sizes, 0.0)) == "flat"
 
 

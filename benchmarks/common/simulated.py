@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -153,14 +154,17 @@ def train(size: int, rank: int, folder: Path, *, curves: bool = False) -> Seen:
 
 
 def growth(values: Mapping[int, float], *, tolerance: float = 1.25) -> str:
-    """How ``values`` grow with the number of ranks, which is the key: "flat", "log n" or "linear".
+    """How ``values`` grow with the number of ranks, which is the key: "flat", "log n", "linear" or "more than linear".
 
     A single rank is left out: it has nobody to talk to. ``tolerance`` is on the ratio of the largest number of ranks to the
-    smallest one, for digits of numbers that are printed, and for noise.
+    smallest one, for digits of numbers that are printed, and for noise. More than linear is looked for from each number of ranks
+    to the next: what is constant hides it over all of them.
     """
     several = {size: value for size, value in values.items() if size > 1}
     first, last = min(several), max(several)
-    ratio = several[last] / several[first] if several[first] else math.inf if several[last] else 1.0
+    if any(several[b] > tolerance * b / a * several[a] for a, b in pairwise(sorted(several))):
+        return "more than linear"
+    ratio = several[last] / several[first] if several[first] else 1.0
     if ratio <= tolerance:
         return "flat"
     return "log n" if ratio <= tolerance * rounds(last) / rounds(first) else "linear"
