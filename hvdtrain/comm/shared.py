@@ -149,15 +149,16 @@ class HostSum:
         It stands in ``mine`` then, and with ``spread`` in every rank's array (to be read after one more meeting).
         """
         squares = 0.0
-        for start in range(self.share.start, self.share.stop, self._chunk):
-            piece = slice(start, min(start + self._chunk, self.share.stop))
-            scratch = self._scratch[: piece.stop - piece.start]
-            np.add(self._flats[0][piece], self._flats[1][piece], out=scratch)
-            for flat in self._flats[2:]:
-                np.add(scratch, flat[piece], out=scratch)
-            for flat in self._flats if spread else (self.mine,):
-                flat[piece] = scratch
-            squares += float(np.dot(scratch, scratch))
+        with np.errstate(all="ignore"):  # what is not finite shows in the result
+            for start in range(self.share.start, self.share.stop, self._chunk):
+                piece = slice(start, min(start + self._chunk, self.share.stop))
+                scratch = self._scratch[: piece.stop - piece.start]
+                np.add(self._flats[0][piece], self._flats[1][piece], out=scratch)
+                for flat in self._flats[2:]:
+                    np.add(scratch, flat[piece], out=scratch)
+                for flat in self._flats if spread else (self.mine,):
+                    flat[piece] = scratch
+                squares += float(np.dot(scratch, scratch))
         return squares
 
     def spread(self) -> None:

@@ -74,6 +74,15 @@ def float16_with_overflow() -> hvdtrain.Recipe:
     return replace(made, callbacks=(AtStep({5: lambda: scale.assign(2.0**30), 6: lambda: scale.assign(2.0**10)}),))
 
 
+def changed_by_callbacks() -> hvdtrain.Recipe:
+    """Weights are assigned between steps, and what the optimizer keeps (read, it is whole only after ``settle``)."""
+    made = recipe(mlp(), keras.optimizers.Adam(0.004, epsilon=1e-4))
+    adapter: Any = made.adapter
+    kernel, momentum = adapter.model.trainable_variables[0], adapter.optimizer._momentums[1]
+    actions = {5: lambda: kernel.assign(kernel * 0.5), 6: lambda: momentum.assign(momentum * 0.0)}
+    return replace(made, callbacks=(AtStep(actions),))
+
+
 def tokens(batch_size: int = BATCH, **update: Any) -> hvdtrain.Recipe:
     """Words, and the next words: -1 where there is none. Some sentences have none at all, and no mean."""
     random = np.random.default_rng(3)
@@ -181,7 +190,17 @@ CASES: dict[str, Callable[[], hvdtrain.Recipe]] = {
     "average of equal parts": lambda: recipe(
         mlp(), sgd(), data=arrays(300), batch_size=60, update=hvdtrain.Update(op="average")
     ),
+    "Adam, changed by callbacks": changed_by_callbacks,
 }
+#: these through Horovod too; all others travel through shared memory, except where the set-up says why not
+THROUGH_HOROVOD = (
+    "momentum, weight decay",
+    "clip by global norm",
+    "float16, overflow",
+    "frozen layer, unfrozen later",
+    "mean over tokens",
+)
+CASES |= {f"{name}, Horovod": CASES[name] for name in THROUGH_HOROVOD}
 
 
 def fitted(model: Any, optimizer: Any, out: Path, *, batch_size: int = BATCH, **compiled: Any) -> list[np.ndarray]:
@@ -290,17 +309,24 @@ def train(name: str, comm: Any) -> list[np.ndarray]:
     """The model's state after 20 steps of a case, after its state before them."""
     keras.utils.set_random_seed(comm.world.rank)  # the initial broadcast has to make the ranks equal
     made = CASES[name]()
-    trainer = started(made, comm)
+    trainer = started(made, comm, exchange="horovod" if name.endswith(", Horovod") else "auto")
     if name == "unequal shares":
         weights = tuple(range(comm.world.size, 0, -1))
         trainer.place = trainer.place.with_share(Share.weighted(comm.world.rank, weights))
-    before = state(made)
+    before = everything(made) if name.startswith("Adam") else state(made)
     trainer.fit()
-    return before + state(made)
+    made.adapter.settle()
+    return before + (everything(made) if name.startswith("Adam") else state(made))
 
 
 def state(made: hvdtrain.Recipe) -> list[np.ndarray]:
     return values(made.adapter.model)  # type: ignore[attr-defined]
+
+
+def everything(made: hvdtrain.Recipe) -> list[np.ndarray]:
+    """With what the optimizer keeps of each variable."""
+    optimizer: Any = made.adapter.optimizer  # type: ignore[attr-defined]
+    return state(made) + [each.value.numpy() for slot in (optimizer._momentums, optimizer._velocities) for each in slot]
 
 
 def values(model: Any) -> list[np.ndarray]:

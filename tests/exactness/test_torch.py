@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.exactness import table
@@ -27,6 +28,23 @@ def test_horovod_computes_what_shared_memory_does(jobs, case):
         worst, bound = table.difference(jobs[ranks], jobs[1], case, " (horovod)")
         assert table.ranks_agree(jobs[ranks], f"{case} (horovod)", ranks)
         assert worst <= bound, f"{ranks} ranks"
+
+
+#: of the distance that the weights moved: how far from it compressed gradients may lead in 20 steps
+COMPRESSED = {"bfloat16": 2.0**-6, "float16": 2.0**-8, "topk:0.1": 0.5, "powersgd:2": 0.5}
+
+
+@pytest.mark.parametrize("compression", COMPRESSED)
+def test_compressed_gradients_lead_all_ranks_to_the_same_place_nearby(jobs, compression):
+    case, way = NAMES[0], f" ({compression})"
+    before, after = table.load(jobs[1], case)
+    moved = max(float(np.abs(new - old).max()) for old, new in zip(before, after, strict=True))
+    for ranks in (2, 3):
+        _, found = table.load(jobs[ranks], case + way)
+        worst = max(float(np.abs(mine - wanted).max()) for mine, wanted in zip(found, after, strict=True)) / moved
+        print(f"{case}, {compression}: {ranks} ranks {worst:.1e} of the distance")
+        assert table.ranks_agree(jobs[ranks], case + way, ranks)
+        assert worst <= COMPRESSED[compression]
 
 
 @pytest.mark.parametrize("case", NAMES)

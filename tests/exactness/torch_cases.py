@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -521,6 +522,31 @@ def figures(comm: Any) -> list[np.ndarray]:
     return [np.zeros_like(found), found]
 
 
+COMPRESSIONS = ("bfloat16", "float16", "topk:0.1", "powersgd:2")
+
+
+def compressed(compression: str, comm: Any) -> list[np.ndarray]:
+    """As the first case, with gradients that travel compressed; what is owed goes into a checkpoint and comes back from it."""
+    torch.manual_seed(comm.world.rank)
+    made = CASES[NAMES[0]]()
+    trainer = Trainer(made, comm, options=Options(max_steps=STEPS, compression=compression))
+    trainer.prepare()
+    adapter: Any = made.adapter
+    before = _arrays(adapter.model)
+    trainer.fit()
+    after = _arrays(adapter.model)
+    adapter.settle()
+    owed = adapter._state().get("exchange", {})
+    assert bool(owed) == (compression != "bfloat16"), owed.keys()
+    with tempfile.TemporaryDirectory() as folder:
+        adapter.snapshot()(Path(folder))
+        adapter.load(Path(folder))
+    back = adapter._state().get("exchange", {})
+    assert back.keys() == owed.keys()
+    assert all(np.array_equal(back[key], owed[key]) for key in owed)
+    return before + after
+
+
 def train(name: str, comm: Any, exchange: Any = "auto") -> list[np.ndarray]:
     """The model's state after 20 steps of a case, after its state before them."""
     torch.manual_seed(comm.world.rank)  # the initial broadcast has to make the ranks equal
@@ -557,6 +583,8 @@ def main(out: Path) -> None:
         np.savez(out / f"{name}-{comm.world.rank}.npz", *train(name, comm))
     for name in CASES if comm.world.size > 1 else ():
         np.savez(out / f"{name} (horovod)-{comm.world.rank}.npz", *train(name, comm, "horovod"))
+    for name in COMPRESSIONS if comm.world.size > 1 else ():
+        np.savez(out / f"{NAMES[0]} ({name})-{comm.world.rank}.npz", *compressed(name, comm))
     comm.close()
 
 
