@@ -87,6 +87,9 @@ class KerasAdapter:
         self.model, self.update = model, update
         self._layers = list(model._flatten_layers())
         _set_precision(self._layers, update.precision)
+        self._variables = list(model.variables)  # the model walks through all its layers for them
+        self._unseeded = tf.zeros((0, 2), tf.int64)
+        self._last_factor = 1.0, tf.constant(1.0)
         self._generators = keras_state.generators(model)
         self.optimizer = _with_loss_scale(keras.optimizers.get(optimizer), self._layers)
         self.optimizer.build(model.trainable_variables)
@@ -124,7 +127,7 @@ class KerasAdapter:
         if self._moments is not None:
             self._moments.detach()
             self._moments = None
-        self._reducer = Reducer(self.update)
+        self._reducer = Reducer(self.update, bucket_mb=exchange.bucket_mb)
         for metric in self.objects.values():
             metric.reset_state()
         if self._shared is not None:
@@ -178,9 +181,11 @@ class KerasAdapter:
             inputs, targets, count = self._tensors(batch)
             self._samples += count
             plan = self._plan()
-            factor = tf.constant(self.update.factor(weight, self._peers), tf.float32)
-            seeds = tf.constant(_seeds(seed, len(self._generators)) if seed is not None else np.zeros((0, 2)), tf.int64)
+            factor = self._factor(self.update.factor(weight, self._peers))
             seeded = seed is not None and bool(self._generators)
+            seeds = (
+                tf.constant(_seeds(seed, len(self._generators)), tf.int64) if seed is not None and seeded else self._unseeded
+            )
             step = self._together if self._shared is None else self._apart
             norm, totals, counted = step(plan, seeded, inputs, targets, factor, seeds)
             if not math.isfinite(norm):
@@ -232,7 +237,7 @@ class KerasAdapter:
             raise
 
     def _plan(self) -> _Plan:
-        key = tuple(variable.trainable for variable in self.model.variables)
+        key = tuple([variable.trainable for variable in self._variables])
         if key not in self._plans:
             variables, known = self.model.trainable_variables, {id(variable) for variable in self._known}
             late = next((variable for variable in variables if id(variable) not in known), None)
@@ -395,7 +400,16 @@ class KerasAdapter:
         inputs, targets, count = batch_pair(batch)
         return tf.nest.map_structure(tf.convert_to_tensor, inputs), tf.nest.map_structure(tf.convert_to_tensor, targets), count
 
+    def _factor(self, value: float) -> Any:
+        """It is the same in nearly every step."""
+        if self._last_factor[0] != value:
+            self._last_factor = value, tf.constant(value, tf.float32)
+        return self._last_factor[1]
+
     def _set_lr(self, lr: float) -> None:
+        rate = getattr(self.optimizer, "_learning_rate", None)
+        if isinstance(rate, keras.Variable) and rate.value.numpy() == np.float32(lr):
+            return  # to find it equal is faster than to assign it
         try:
             self.optimizer.learning_rate = lr
         except (TypeError, AttributeError) as error:

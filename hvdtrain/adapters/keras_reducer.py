@@ -7,18 +7,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.exchange import Exchange, buckets
 from hvdtrain.horovod import require, start
 from hvdtrain.update import Update
 
-#: gradients up to this size share one buffer: a reduction costs about a millisecond, whatever its size
+#: gradients up to this size share buffers: a reduction costs about a millisecond, whatever its size
 _FUSED_ELEMENTS = 1 << 18
 
 
 class Reducer:
     """Reduces gradients as an ``Update`` says. Without ``connect`` it is that of a single process."""
 
-    def __init__(self, update: Update, prefix: str = "") -> None:
-        self.update, self._prefix = update, prefix
+    def __init__(self, update: Update, prefix: str = "", bucket_mb: float = Exchange.bucket_mb) -> None:
+        self.update, self._prefix, self._limit = update, prefix, int(bucket_mb * (1 << 20))
         #: ranks that reduce with each other
         self.size = 1
         #: this rank's place among them
@@ -61,25 +62,31 @@ class Reducer:
             gradients, still times ``scale``, and their global norm without it: not finite if any of them is not.
         """
         fused = self.update.op != "adasum"  # which weighs each tensor by itself
-        small = [n for n, gradient in enumerate(gradients) if fused and _is_small(gradient)]
+        # Backward makes the last layer's gradients first: what is ready first is reduced first, while the others are made.
+        small = [n for n in reversed(range(len(gradients))) if fused and _is_small(gradients[n])]
         large = [n for n in range(len(gradients)) if n not in set(small)]
-        pieces = [tf.reshape(gradients[n], [-1]) for n in small] + ([] if counted is None else [tf.reshape(counted, [1])])
+        sizes = [gradients[n].shape.num_elements() * 4 for n in small]
+        groups = [[small[place] for place in group] for group in buckets(sizes, self._limit)]
         buffers = [self._reduced(gradients[n], f"gradient.{n}") for n in large]
         factor: Any = self.update.postscale
-        if pieces:
-            flat = self._reduced(tf.concat(pieces, 0), "gradients")
-            if counted is not None:
+        if counted is not None and not groups:
+            groups = [[]]
+        for place, group in enumerate(groups):
+            pieces = [tf.reshape(gradients[n], [-1]) for n in group]
+            is_last = counted is not None and place == len(groups) - 1
+            flat = self._reduced(tf.concat([*pieces, tf.reshape(counted, [1])] if is_last else pieces, 0), f"gradients.{place}")
+            if is_last:
                 flat, total = flat[:-1], flat[-1]
                 factor = tf.math.divide_no_nan(tf.constant(factor, tf.float32), total)
             buffers.append(flat)
         buffers, norm = self._finish(buffers, factor, scale)
         result: list[Any] = list(gradients)
-        if pieces:
-            split = tf.split(buffers.pop(), [gradients[n].shape.num_elements() for n in small])
-            for n, piece in zip(small, split, strict=True):
-                result[n] = tf.reshape(piece, gradients[n].shape)
-        for n, buffer in zip(large, buffers, strict=True):
+        for n, buffer in zip(large, buffers, strict=False):
             result[n] = buffer
+        for group, buffer in zip(groups, buffers[len(large) :], strict=True):
+            split = tf.split(buffer, [gradients[n].shape.num_elements() for n in group]) if group else []
+            for n, piece in zip(group, split, strict=True):
+                result[n] = tf.reshape(piece, gradients[n].shape)
         return result, norm
 
     def _reduced(self, tensor: Any, name: str) -> Any:

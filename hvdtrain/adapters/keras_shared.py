@@ -126,7 +126,7 @@ class SharedExchange:
     """The ranks' gradients in shared memory. Made alike by all ranks, with the same ``layout``.
 
     From the first update on the parameters that get gradients are in that memory. What Keras assigns to them, or to the
-    optimizer's state, is taken over with the next update.
+    optimizer's state, is taken over with the next update. That state is whole, to be read, after ``settle`` only.
     """
 
     def __init__(self, layout: Layout, optimizer: Any, update: Update, comm: Communicator) -> None:
@@ -313,7 +313,8 @@ class _Parts:
         """Apply the sums times ``factor``, elements cut off at ``most``: to this rank's share, or to everything."""
         if self._apply is None:
             self._make_whole()
-        self._apply(*self._gradients, self._scalar(factor), self._scalar(most))
+        tensors = [*self._gradients, self._scalar(factor), self._scalar(most)]
+        self._apply._call_flat(tensors, self._apply.captured_inputs)  # as in ``Traced``: without a look at the arguments
 
     def begin(self, arrays: Sequence[Floats]) -> None:
         """This rank's share of the parameters and of the optimizer's slots is as it is in shared memory."""

@@ -190,7 +190,7 @@ def test_seeds_and_steps_do_not_trace_anew():
     for seed in range(4):
         made.train_step(batch, lr=0.1 / (seed + 1), weight=1.0, seed=seed)
     (plan,) = made._plans.values()
-    assert plan.steps[True]._traced.experimental_get_tracing_count() == 1
+    assert plan.steps[True].traces == 1
 
 
 def test_random_streams_are_no_part_of_what_ranks_must_share():
