@@ -134,6 +134,11 @@ class KerasAdapter:
             self._shared.close()
             self._shared = None
         self._hvd = None
+        if exchange.compression != "none":
+            raise UsageError(
+                f"--compression {exchange.compression} is not possible: KerasAdapter does not compress gradients",
+                "leave --compression out, or use TorchAdapter",
+            ).everywhere()
         if comm.world.size == 1:
             return ""
         self._shared, told = self._share(exchange)
