@@ -174,7 +174,7 @@ def search(factors: Sequence[Factor], budget_s: float) -> Generator[Ask, Reply, 
         comparison=comparison,
         left_out=tuple(state.left_out.items()),
         spent_s=state.spent_s,
-        needed_s=state.longest_s * (2 + 2 * _CONFIRM),
+        needed_s=state.typical_s() * (2 + 2 * _CONFIRM),
         ended_by=state.ended_by,
         failure=state.failure,
     )
@@ -290,15 +290,14 @@ class _State:
     order: tuple[str, ...]
     budget_s: float
     spent_s: float = 0.0
-    #: of the jobs that gave a figure
-    longest_s: float = 0.0
     arms: list[_Tried] = field(default_factory=list)
     engines: dict[Settings, str] = field(default_factory=dict)
     left_out: dict[Settings, str] = field(default_factory=dict)
     confirming: Comparison | None = None
     ended_by: str = ""
     failure: str = ""
-    _took_s: dict[Settings, float] = field(default_factory=dict)
+    #: of the jobs that gave a figure
+    _took_s: dict[Settings, list[float]] = field(default_factory=dict)
 
     def arm(self, stage: str, settings: Settings) -> _Tried:
         self.arms.append(_Tried(stage, settings))
@@ -309,13 +308,19 @@ class _State:
         twice = [arm.rounds_s for arm in self.arms if len(arm.rounds_s) > 1]
         return max(_NOISE_LEAST, _noise(twice)) if twice else _NOISE_AT_FIRST
 
+    def typical_s(self) -> float:
+        """How long a job takes. The first one is often much slower than the others: what it loads is not in memory yet."""
+        every = [took_s for each in self._took_s.values() for took_s in each]
+        return statistics.median(every) if every else 0.0
+
     def try_once(self, arm: _Tried, *, in_reserve: int) -> Generator[Ask, Reply, bool]:
         """One more round of ``arm``, if as many jobs as are ``in_reserve`` can follow it; whether there was time for it."""
-        left_s = self.budget_s - self.spent_s - in_reserve * self.longest_s
-        if left_s <= 0 or left_s < self._took_s.get(arm.settings, self.longest_s):
+        typical_s, longest_s = self.typical_s(), max(map(max, self._took_s.values()), default=0.0)
+        left_s = self.budget_s - self.spent_s - in_reserve * typical_s
+        if left_s <= 0 or left_s < statistics.median(self._took_s.get(arm.settings, [typical_s])):
             self.ended_by = "budget"
             return False
-        limit_s = min(left_s, _PATIENCE * self.longest_s) if self.longest_s else left_s
+        limit_s = min(left_s, _PATIENCE * longest_s) if longest_s else left_s
         reply = yield Ask(arm.settings, limit_s, arm.stage)
         if isinstance(reply, Interrupted):
             raise _EndedError("interrupt")
@@ -326,8 +331,7 @@ class _State:
             return True
         arm.rounds_s.append(reply.step_s)
         self.engines[arm.settings] = reply.engine
-        self._took_s[arm.settings] = max(self._took_s.get(arm.settings, 0.0), reply.took_s)
-        self.longest_s = max(self.longest_s, reply.took_s)
+        self._took_s.setdefault(arm.settings, []).append(reply.took_s)
         return True
 
 

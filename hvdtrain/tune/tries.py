@@ -23,6 +23,7 @@ from hvdtrain.tune.search import ENGINE, Ask, Failed, Measured
 
 #: What of a job's words is looked through for the reason why it failed.
 _LAST_LINES = 200
+_WHO = re.compile(r"^rank \d+ on \S+ failed first(?: in phase '[^']*')?: ")
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def engine(chosen: str) -> str:
 
 
 def reason(lines: Sequence[str], code: int) -> str:
-    """Why a job failed, of what it said: its last error, else its last words."""
-    errors = [line.partition("Error: ")[2] for line in lines if line.startswith("Error: ")]
+    """Why a job failed, of what it said: its last error, else its last words. Which rank was first to say so is left out."""
+    errors = [_WHO.sub("", line.partition("Error: ")[2]) for line in lines if line.startswith("Error: ")]
     words = [line.strip() for line in lines if line.strip()]
     return (errors or words or [f"its job ended with exit code {code}"])[-1]
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from hvdtrain.cli import main
+from hvdtrain.bench.recipes import Wish
+from hvdtrain.cli import main, tune
 from hvdtrain.launch import Host, detect
-from hvdtrain.tune import store
+from hvdtrain.tune import search, store, tries
+from hvdtrain.tune.search import Ask, Factor
 from hvdtrain.tune.store import Tuned
-from tests.support.harness import ROOT, hvdtrain
+from tests.support.harness import RECIPES, ROOT, hvdtrain
 
 DIGITS = ROOT / "examples" / "torch_digits.py"
 FOUND = Tuned((("exchange", "horovod"), ("bucket", "16"), ("threads", "3"), ("mpi", "plain")), "2026-11-30 20:00", 0.8)
@@ -110,20 +115,35 @@ def test_a_damaged_file_is_a_warning_and_the_defaults(stored, capsys):
     assert "tuned: " not in out
 
 
+def test_an_interrupt_ends_the_try_and_leaves_what_is_known(capsys):
+    class Slow(tries.Job):
+        def argv(self, ask: Ask) -> tuple[str, ...]:
+            return (sys.executable, "-c", "import time; time.sleep(60)")
+
+    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    job = Slow(Wish("r.py"), (), {}, 1.0)
+    outcome = tune._drive(search.search([Factor("exchange", ("horovod",))], 100.0), job, tune.Teller(100.0))
+    assert (outcome.ended_by, outcome.is_decided) == ("interrupt", False)
+    assert "exchange: defaults: interrupted" in capsys.readouterr().err
+
+
 @pytest.mark.ranks
 def test_two_ranks_are_tuned_and_trained_with_the_result(tmp_path: Path):
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    words = [*TWO, "--seconds", "0.2", "--budget", "10m", "--over", "exchange"]
-    result = hvdtrain("tune", DIGITS, *words, cwd=tmp_path, **cache)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    recipe = f"{RECIPES}:linear"  # the quickest to start; its gradients take one way only
+    words = [*TWO, "--seconds", "0.1", "--budget", "10m", "--over", "exchange"]
+    result = hvdtrain("tune", recipe, *words, cwd=tmp_path, timeout=400, **cache)
     said = result.stdout + result.stderr
     assert result.returncode == 0, said
-    assert "exchange: defaults: " in said
-    assert "exchange: exchange=horovod: " in said
+    assert "exchange: defaults: " in result.stderr
+    assert "exchange: exchange=horovod: " in result.stderr
+    assert "exchange=shared was left out: this adapter's gradients are numbers of the communicator's" in result.stdout
     files = list((tmp_path / "cache" / "hvdtrain" / "tuned").iterdir())
     assert len(files) == 1
     # Which one is faster is not for a test to say: what is stored is made one that can be told from the defaults.
     store.write(files[0], Tuned((("exchange", "horovod"), ("bucket", "1")), "today", 0.9), {})
-    trained = hvdtrain("run", *TWO, DIGITS, "--max-steps", "3", "--run-dir", tmp_path / "run", cwd=tmp_path, **cache)
+    trained = hvdtrain("run", *TWO, recipe, "--max-steps", "3", "--run-dir", tmp_path / "run", cwd=tmp_path, **cache)
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert "tuned: 0.90 of the defaults' step time (today)" in trained.stderr
     written = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -45,6 +45,7 @@ def test_the_engine_is_what_the_adapter_tells_of(chosen: str, engine: str) -> No
 
 def test_the_reason_of_a_failure_is_its_last_error_else_its_last_words() -> None:
     assert tries.reason(["Error: first", "Error: --exchange: no", "Hint: use auto", ""], 1) == "--exchange: no"
+    assert tries.reason(["Error: rank 1 on vm failed first in phase 'setting up': no room"], 1) == "no room"
     assert tries.reason(["launcher: mpirun", "Segmentation fault", " "], 139) == "Segmentation fault"
     assert tries.reason([], 3) == "its job ended with exit code 3"
 
