@@ -87,7 +87,7 @@ class Adapter(Protocol):
         """
 
     def load(self, directory: Path) -> None:
-        """Read what a snapshot wrote. What the recipe sets otherwise than it did then (a learning rate) is as it says now."""
+        """Read what a snapshot wrote; ``sync`` follows where there are other ranks. What the recipe sets otherwise than it did then (a learning rate) is as it says now."""
 
 
 def refuse_sum(loss: object) -> None:

@@ -160,7 +160,7 @@ class SharedExchange:
         self._memory = HostMemory(comm.share, comm.world.local_rank, plan.fields())
         self._facts, self._squares, flats, *once = self._memory.arrays
         self._sum = HostSum(self._memory, flats)
-        self._flat = torch.from_numpy(self._sum.mine)
+        self._flat, self._sums = torch.from_numpy(self._sum.mine), torch.from_numpy(self._sum.sums)
         self._flat.zero_()  # the gaps between parameters too
         self._views = [plan.view(self._flat, number) for number in range(len(plan.parameters))]
         self._used = np.zeros(len(plan.parameters))
@@ -212,7 +212,7 @@ class SharedExchange:
         return Summed(sums[count : count + len(numbers)].tolist(), norm)
 
     def gradients(self) -> list[torch.Tensor]:
-        return [self._flat[self._sum.share] if self._is_sharded else self._flat]
+        return [self._sums[self._sum.share] if self._is_sharded else self._flat]
 
     def update(self) -> None:
         if not self._is_sharded:
@@ -299,7 +299,7 @@ class SharedExchange:
     def _add_over_hosts(self, lane: Link) -> float:
         """Collective. The same on every host, which adds up in the same order as the others."""
         self._sum.add_share(spread=False)
-        mine = self._sum.mine[self._sum.share]
+        mine = self._sum.sums[self._sum.share]
         with HERE.waits("the sum of the gradients over hosts"):
             lane.sum(mine)
         if not self._is_sharded:
@@ -333,7 +333,7 @@ class SharedExchange:
         for number, (start, parameter) in enumerate(zip(self._plan.offsets, self._plan.parameters, strict=True)):
             place = slice(max(start, mine.start), min(start + parameter.numel(), mine.stop))
             if place.start < place.stop:
-                yield _Part(number, place, torch.nn.Parameter(values[place]), self._flat[place])
+                yield _Part(number, place, torch.nn.Parameter(values[place]), self._sums[place])
 
     def _move_in(self) -> None:
         """Keep in shared memory what the optimizer has made for parameters that it met for the first time."""

@@ -136,36 +136,35 @@ class HostSum:
     """
 
     def __init__(self, memory: HostMemory, flats: Sequence[NDArray[Any]]) -> None:
-        self._memory, self._flats = memory, flats
-        #: what this rank brings; its share holds the sum after ``add_share``, all of it after ``spread`` and a meeting
+        self._flats = flats
+        #: what this rank brings; all of the sum after ``add_share``, spread, and a meeting
         self.mine = flats[memory.rank]
+        #: where this rank's share of the sum is after ``add_share``
+        self.sums = flats[0]
         self.share = share(len(self.mine), memory.rank, memory.size)
         self._chunk = max(1, _CHUNK_BYTES // self.mine.itemsize)
-        self._scratch = np.empty(self._chunk, self.mine.dtype)
 
     def add_share(self, *, spread: bool) -> float:
         """Add up this rank's share, after a meeting; the sum of its squares is returned.
 
-        It stands in ``mine`` then, and with ``spread`` in every rank's array (to be read after one more meeting).
+        It stands in ``sums`` then, and with ``spread`` in every rank's array (to be read after one more meeting).
         """
         squares = 0.0
         with np.errstate(all="ignore"):  # what is not finite shows in the result
             for start in range(self.share.start, self.share.stop, self._chunk):
                 piece = slice(start, min(start + self._chunk, self.share.stop))
-                scratch = self._scratch[: piece.stop - piece.start]
-                np.add(self._flats[0][piece], self._flats[1][piece], out=scratch)
-                for flat in self._flats[2:]:
-                    np.add(scratch, flat[piece], out=scratch)
-                for flat in self._flats if spread else (self.mine,):
-                    flat[piece] = scratch
-                squares += float(np.dot(scratch, scratch))
+                total, *others = [flat[piece] for flat in self._flats]
+                for other in others:
+                    np.add(total, other, out=total)
+                for other in others if spread else ():
+                    np.copyto(other, total)
+                squares += float(np.dot(total, total))
         return squares
 
     def spread(self) -> None:
-        """Copy this rank's share of ``mine`` into every rank's array."""
-        for flat in self._flats:
-            if flat is not self.mine:
-                flat[self.share] = self.mine[self.share]
+        """Copy this rank's share of ``sums`` into every rank's array."""
+        for flat in self._flats[1:]:
+            flat[self.share] = self.sums[self.share]
 
 
 def share(count: int, rank: int, size: int) -> slice:

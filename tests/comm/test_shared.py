@@ -98,7 +98,7 @@ def test_each_rank_adds_up_its_share_in_the_order_of_the_ranks(tmp_path, size, s
         mine.meet("the values with")
         squares[rank] = total.add_share(spread=spread)
         mine.meet("the sums with")
-        found = total.mine if spread else total.mine[total.share]
+        found = total.mine if spread else total.sums[total.share]
         np.testing.assert_array_equal(found, wanted if spread else wanted[total.share])
 
     together(size, body)
