@@ -219,7 +219,7 @@ def _show(outcome: Outcome, left_out: Mapping[search.Settings, str]) -> None:
     for title in ("tries", "median", "fastest", "to the first"):
         table.add_column(title, justify="right")
     stage, first_s = "", 0.0
-    for arm in (arm for arm in outcome.arms if arm.rounds_s):
+    for arm in outcome.arms:
         median_s = statistics.median(arm.rounds_s)
         if arm.stage != stage:
             first_s = median_s

@@ -30,6 +30,8 @@ _CONFIRM, _CONFIRM_MOST = 3, 5
 _NOISE_AT_FIRST, _NOISE_LEAST = 0.1, 0.02
 #: What helps by less is not worth being kept.
 _LEAST_GAIN = 0.01
+#: Room for the jobs that must still fit, as they rarely take as long as the typical one.
+_MARGIN = 1.25
 #: A job may take so many times as long as the longest of the defaults' did.
 _PATIENCE = 3.0
 
@@ -128,7 +130,7 @@ class Outcome:
     """What the search found.
 
     Attributes:
-        arms: everything that was tried, in its order.
+        arms: everything that was measured; the first of a stage is what the others are compared with.
         comparison: of the defaults with what has won; None if nothing was faster than they, or there was no time.
         left_out: settings that cannot be or cannot matter here, with the reason; a factor without a value is all of its values.
         spent_s: of the budget; ``needed_s``: the least budget for one comparison, as far as that can be told.
@@ -170,11 +172,11 @@ def search(factors: Sequence[Factor], budget_s: float) -> Generator[Ask, Reply, 
         if state.confirming is not None:
             comparison = state.confirming
     return Outcome(
-        arms=tuple(arm.frozen() for arm in state.arms),
+        arms=tuple(arm.frozen() for arm in state.arms if arm.rounds_s),
         comparison=comparison,
         left_out=tuple(state.left_out.items()),
         spent_s=state.spent_s,
-        needed_s=state.typical_s() * (2 + 2 * _CONFIRM),
+        needed_s=state.typical_s() * _MARGIN * (2 + 2 * _CONFIRM),
         ended_by=state.ended_by,
         failure=state.failure,
     )
@@ -208,6 +210,7 @@ def _others(state: _State, factors: Sequence[Factor], base: Settings) -> Generat
     engine = state.engines[base]
     groups: list[list[_Tried]] = []
     stage = "one at a time"
+    reference = state.arm(stage, base)
     for factor in (factor for factor in factors if factor.name != ENGINE and factor.values):
         if factor.engine and factor.engine != engine:
             state.left_out[((factor.name, ""),)] = f"it is for {factor.engine}, and gradients travel by {engine or 'nothing'}"
@@ -216,7 +219,6 @@ def _others(state: _State, factors: Sequence[Factor], base: Settings) -> Generat
             groups.append([state.arm(stage, settings) for settings in tried])
     if not groups:
         return base
-    reference = state.arm(stage, base)
     yield from _race(state, reference, groups)
     if not reference.rounds_s:
         return base
@@ -316,7 +318,7 @@ class _State:
     def try_once(self, arm: _Tried, *, in_reserve: int) -> Generator[Ask, Reply, bool]:
         """One more round of ``arm``, if as many jobs as are ``in_reserve`` can follow it; whether there was time for it."""
         typical_s, longest_s = self.typical_s(), max(map(max, self._took_s.values()), default=0.0)
-        left_s = self.budget_s - self.spent_s - in_reserve * typical_s
+        left_s = self.budget_s - self.spent_s - in_reserve * typical_s * _MARGIN
         if left_s <= 0 or left_s < statistics.median(self._took_s.get(arm.settings, [typical_s])):
             self.ended_by = "budget"
             return False

@@ -134,6 +134,8 @@ def test_values_that_help_are_joined_and_confirmed_against_the_defaults():
     world = World({"exchange": {"horovod": 2.0}, "bucket": {"1": 1.5, "16": 0.8}, "threads": {"2": 0.7}})
     outcome = found(world)
     assert outcome.settings == (("bucket", "16"), ("threads", "2"))
+    firsts = {arm.stage: arm.settings for arm in reversed(outcome.arms)}
+    assert firsts == {"exchange": (), "one at a time": (), "together": (("threads", "2"),), "confirmation": ()}
     assert outcome.comparison is not None
     assert outcome.comparison.ratio == outcome.comparison.ratio_of_fastest == statistics.median([0.8 * 0.7])
     assert [ask.settings for ask in world.asked if ask.stage == "confirmation"] == [
@@ -183,7 +185,7 @@ def test_defaults_that_cannot_be_measured_end_the_search():
 
 def test_a_budget_without_room_for_a_comparison_says_how_much_it_takes():
     outcome = found(World({"exchange": {"horovod": 0.5}}), budget_s=50.0)
-    assert (outcome.ended_by, outcome.is_decided, outcome.needed_s) == ("budget", False, 80.0)
+    assert (outcome.ended_by, outcome.is_decided, outcome.needed_s) == ("budget", False, 100.0)
 
 
 def test_a_gain_needs_both_measures_to_be_beyond_the_noise():
