@@ -210,7 +210,9 @@ def _others(state: _State, factors: Sequence[Factor], base: Settings) -> Generat
     engine = state.engines[base]
     groups: list[list[_Tried]] = []
     stage = "one at a time"
-    reference = state.arm(stage, base)
+    raced = len(state.arms) > 1
+    reference = state.arm(stage, base) if raced else state.arms[0]
+    reference.stage = stage
     for factor in (factor for factor in factors if factor.name != ENGINE and factor.values):
         if factor.engine and factor.engine != engine:
             state.left_out[((factor.name, ""),)] = f"it is for {factor.engine}, and gradients travel by {engine or 'nothing'}"

@@ -169,6 +169,12 @@ def test_what_cannot_be_is_left_out_with_its_reason_and_the_search_goes_on():
     assert outcome.settings == (("bucket", "16"),)
 
 
+def test_without_another_engine_the_first_measurement_counts():
+    world = World({"exchange": {}, "bucket": {"1": 2.0}})
+    assert found(world).is_decided
+    assert [ask.settings for ask in world.asked] == [DEFAULTS, (("bucket", "1"),)]
+
+
 def test_a_job_that_takes_far_longer_than_the_defaults_is_ended():
     slow = (("bucket", "1"),)
     world = World({"exchange": {}, "bucket": {"1": 0.5}}, took_s=lambda asked: 1000.0 if asked == slow else 10.0)
