@@ -94,9 +94,9 @@ def refusal(
 def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
     """Numbers of neighbours whose ``sizes`` add up to ``limit`` at most; a larger one is alone."""
     found: list[list[int]] = []
-    filled = limit
+    filled = 0
     for number, size in enumerate(sizes):
-        if filled + size > limit:
+        if not found or filled + size > limit:
             found.append([])
             filled = 0
         found[-1].append(number)
