@@ -26,7 +26,7 @@ _HEADER = 4096
 #: bytes, of the beginning of each part and each array: a cache line, and what TensorFlow asks of memory that it takes over
 ALIGN = 64
 #: Elements that are summed at a time: chunks of this size stay in the cache between reading, adding and writing.
-_CHUNK_BYTES = 128 << 10
+_CHUNK_BYTES = 256 << 10
 #: While ranks wait: so long without giving the processor away, so long giving it to others, then asleep in between.
 _SPIN_S, _YIELD_S, _SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 2e-3, 50e-6, 1e-3
 _LOOK_S = 0.1
