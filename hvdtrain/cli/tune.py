@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.status import Status
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hvdtrain.bench.recipes import Wish
@@ -80,10 +80,14 @@ class Teller:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._budget_s, self._began = budget_s, time.monotonic()
 
-    def trying(self, ask: Ask) -> Status | nullcontext[None]:
+    def trying(self, ask: Ask) -> Progress | nullcontext[None]:
         """The live line while this is open."""
-        text = f"{self._clock()} {ask.stage}: {space.text(ask.settings)}"
-        return self._console.status(text, spinner="line") if self._console.is_terminal else nullcontext()
+        if not self._console.is_terminal:
+            return nullcontext()
+        columns = SpinnerColumn("line"), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        live = Progress(*columns, console=self._console, transient=True)
+        live.add_task(f"{self._clock()} {ask.stage}: {space.text(ask.settings)}", total=None)
+        return live
 
     def tried(self, ask: Ask, reply: Reply) -> None:
         if isinstance(reply, Interrupted):

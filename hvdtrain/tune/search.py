@@ -30,6 +30,8 @@ _CONFIRM, _CONFIRM_MOST = 3, 5
 _NOISE_AT_FIRST, _NOISE_LEAST = 0.1, 0.02
 #: What helps by less is not worth being kept.
 _LEAST_GAIN = 0.01
+#: The part of the very first job's time that the next ones are taken to need: they find in memory what it has read from disks.
+_COLD = 0.5
 #: Room for the jobs that must still fit, as they rarely take as long as the typical one.
 _MARGIN = 1.25
 #: A job may take so many times as long as the longest of the defaults' did.
@@ -176,7 +178,7 @@ def search(factors: Sequence[Factor], budget_s: float) -> Generator[Ask, Reply, 
         comparison=comparison,
         left_out=tuple(state.left_out.items()),
         spent_s=state.spent_s,
-        needed_s=state.typical_s() * _MARGIN * (2 + 2 * _CONFIRM),
+        needed_s=statistics.median(state.took_s or [0.0]) * _MARGIN * (2 + 2 * _CONFIRM),
         ended_by=state.ended_by,
         failure=state.failure,
     )
@@ -312,14 +314,18 @@ class _State:
         twice = [arm.rounds_s for arm in self.arms if len(arm.rounds_s) > 1]
         return max(_NOISE_LEAST, _noise(twice)) if twice else _NOISE_AT_FIRST
 
+    @property
+    def took_s(self) -> list[float]:
+        """How long each job took."""
+        return [took_s for each in self._took_s.values() for took_s in each]
+
     def typical_s(self) -> float:
-        """How long a job takes. The first one is often much slower than the others: what it loads is not in memory yet."""
-        every = [took_s for each in self._took_s.values() for took_s in each]
-        return statistics.median(every) if every else 0.0
+        """How long the next job is going to take."""
+        return statistics.median(self.took_s) if len(self.took_s) > 1 else _COLD * sum(self.took_s)
 
     def try_once(self, arm: _Tried, *, in_reserve: int) -> Generator[Ask, Reply, bool]:
         """One more round of ``arm``, if as many jobs as are ``in_reserve`` can follow it; whether there was time for it."""
-        typical_s, longest_s = self.typical_s(), max(map(max, self._took_s.values()), default=0.0)
+        typical_s, longest_s = self.typical_s(), max(self.took_s, default=0.0)
         left_s = self.budget_s - self.spent_s - in_reserve * typical_s * _MARGIN
         if left_s <= 0 or left_s < statistics.median(self._took_s.get(arm.settings, [typical_s])):
             self.ended_by = "budget"

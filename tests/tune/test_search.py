@@ -194,6 +194,14 @@ def test_a_budget_without_room_for_a_comparison_says_how_much_it_takes():
     assert (outcome.ended_by, outcome.is_decided, outcome.needed_s) == ("budget", False, 100.0)
 
 
+def test_a_first_job_that_took_long_does_not_end_the_search():
+    world = World({"exchange": {"horovod": 0.5}})
+    world.took_s = lambda asked: 10.0 if len(world.asked) > 1 else 30.0
+    outcome = found(world, budget_s=160.0)
+    assert outcome.settings == (("exchange", "horovod"),)
+    assert outcome.spent_s <= 160.0
+
+
 def test_a_gain_needs_both_measures_to_be_beyond_the_noise():
     def gain(defaults_s: tuple[float, ...], settings_s: tuple[float, ...]) -> bool:
         return Comparison((("bucket", "1"),), defaults_s, settings_s).is_gain
