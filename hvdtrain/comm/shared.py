@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class HostMemory:
                 self.arrays.append([_array(part, offset, field) for part in self._segment.parts])
                 offset += field.nbytes
         self._processes[self.rank][0] = os.getpid()
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)  # of this thread, in which the ranks meet
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)  # of this thread, in which the ranks meet
 
     def meet(self, what: str) -> None:
         """Collective over the host. Returns when all ranks have come so far; what they wrote before can be read then.
