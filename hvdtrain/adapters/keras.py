@@ -169,7 +169,7 @@ class KerasAdapter:
             return None, f"exchange: Horovod ({choice.reason})"
         assert isinstance(layout, keras_shared.Layout)
         shared = keras_shared.SharedExchange(layout, self.optimizer, self.update, comm)
-        who = f"each rank updates everything: {layout.whole}" if layout.whole else f"each rank updates 1/{world.size}"
+        who = f"each rank updates everything: {layout.whole}" if layout.whole else f"each rank updates 1/{world.local_size}"
         return shared, f"exchange: shared memory ({choice.reason}); {who}"
 
     def sync(self, root: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Gradients summed in memory that the ranks of a host share; with most optimizers each rank updates its share alone.
 
 What is one update on each rank otherwise is done once per host then, as in ZeRO (arXiv 1910.02054) but without anything to
-gather: the parameters of all ranks are one copy in shared memory. A rank's share of the optimizer's state is memory of its own,
+gather: the parameters of a host's ranks are one copy in shared memory. A rank's share of the optimizer's state is memory of its own,
 which XLA updates in place; ``settle`` writes it where all ranks read it.
 """
 
@@ -18,9 +18,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from hvdtrain.adapters.keras_state import unnumbered
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.shared import Field, HostMemory, bytes_needed, share
+from hvdtrain.compression import Link
+from hvdtrain.consistency import check_values
 from hvdtrain.errors import UsageError
+from hvdtrain.progress import HERE
 from hvdtrain.update import Update
 
 #: Optimizers that update each element from its own gradient and state alone, so that parts can be updated apart.
@@ -130,7 +134,9 @@ class SharedExchange:
     """
 
     def __init__(self, layout: Layout, optimizer: Any, update: Update, comm: Communicator) -> None:
-        self._layout, self._optimizer, self._update = layout, optimizer, update
+        self._layout, self._optimizer, self._update, self._comm = layout, optimizer, update, comm
+        #: to this rank's fellows on the other hosts, if there are any
+        self._lane = comm.lane() if comm.world.num_nodes > 1 else None
         self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._memory = HostMemory(comm.share, comm.world.local_rank, layout.fields())
         self._facts, self._flats, *once = self._memory.arrays
@@ -175,16 +181,22 @@ class SharedExchange:
         parts.bring(own)
         self._row[0] = 0.0 if counted is None else float(counted.numpy())
         self._row[1] = not self._layout.whole and (self._changed or self._active is not parts)
-        self._memory.meet("the gradients of")
-        if any(row[1] for row in self._facts):
+        self._memory.meet("the exchange of gradients with")
+        if self._lane is None:
+            facts = sum(self._facts[1:], self._facts[0].copy())
+        else:
+            facts = self._comm.allreduce(self._row, name="gradient/facts")
+        if facts[1]:
             self._adopt(parts)
         factor = self._update.postscale
         if counted is not None:
-            whole = sum(float(row[0]) for row in self._facts)
-            factor = factor / whole if whole else 0.0
-        self._row[2] = parts.add(own, spread=bool(self._layout.whole))
-        self._memory.meet("the sums of the gradients of")
-        norm = math.sqrt(sum(float(row[2]) for row in self._facts)) * factor / scale
+            factor = factor / float(facts[0]) if facts[0] else 0.0
+        self._row[2] = self._add(parts, own)
+        self._memory.meet("the sum of gradients with")
+        squares = sum(float(row[2]) for row in self._facts)
+        if self._lane is not None:  # hosts with other processors may round it otherwise
+            (squares,) = self._comm.allreduce([squares / self._comm.world.size], name="gradient/norm").tolist()
+        norm = math.sqrt(squares) * factor / scale
         if math.isfinite(norm):
             if self._update.clip_norm is not None and norm > self._update.clip_norm:
                 factor *= self._update.clip_norm / norm
@@ -192,7 +204,7 @@ class SharedExchange:
             parts.update(factor, most)
             if not self._layout.whole:
                 parts.publish(self._shared[0][0])
-                self._memory.meet("the updates of")
+                self._memory.meet("the update of parameters with")
         elif self._scales:  # it leaves the update out by itself, and lowers the scale
             parts.update(factor, math.inf)
         return norm
@@ -206,7 +218,7 @@ class SharedExchange:
         if self._active is None:
             return
         self._active.write_state([array for array, _ in self._shared[1:]])
-        self._memory.meet("the optimizer's state of")
+        self._memory.meet("the exchange of the optimizer's state with")
         for array, variables in self._shared:
             for number, variable in enumerate(variables):
                 home = array[self._layout.place(number)]
@@ -225,7 +237,7 @@ class SharedExchange:
                 if id(variable) in self._attached:
                     variable.assign(_value(variable).reshape(variable.shape).copy())
         self._attached, self._active = {}, None
-        self._memory.meet("the end of the exchange of")
+        self._memory.meet("the end of the exchange with")
 
     def _assigned(self, variable: Any, value: Any) -> None:
         """In place of the method that Keras' ``assign`` ends in."""
@@ -238,16 +250,30 @@ class SharedExchange:
         self._attached.pop(id(variable), None)
         type(variable)._direct_assign(variable, value)
 
+    def _add(self, parts: _Parts, own: Sequence[Floats]) -> float:
+        """Collective over hosts, which all add up in the same order. The sum of the squares of this rank's share."""
+        if self._lane is None:
+            return parts.add(own, spread=bool(self._layout.whole))
+        parts.add(own, spread=False)
+        with HERE.waits("the sum of the gradients over hosts"):
+            return parts.add_over(self._lane, spread=bool(self._layout.whole))
+
     def _adopt(self, parts: _Parts) -> None:
-        """Collective. What variables hold goes into shared memory, each rank's share of it, and ``parts`` begins with it."""
+        """Collective. What variables hold goes into shared memory, each rank's share of it, and ``parts`` begins with it.
+
+        Raises:
+            HvdtrainError: ranks have changed them otherwise than others.
+        """
         if self._active is not None:
             self._active.write_state([array for array, _ in self._shared[1:]])
+        self._memory.meet("the set-up of parameters with")
+        self._compare()
         for array, variables in self._shared:
             for number, source, target in parts.inside:
                 variable = variables[parts.used[number]]
                 if id(variable) not in self._attached:
                     np.copyto(array[target], _value(variable)[source])
-        self._memory.meet("the parameters of")
+        self._memory.meet("the set-up of parameters with")
         for array, variables in self._shared:
             for number in parts.used:
                 variable = variables[number]
@@ -255,8 +281,19 @@ class SharedExchange:
                 variable._value.assign(tensor)
                 self._attached[id(variable)] = tensor
         parts.begin([array for array, _ in self._shared])
-        self._memory.meet("the parameters of")
+        self._memory.meet("the set-up of parameters with")
         self._active, self._changed = parts, False
+
+    def _compare(self) -> None:
+        """Collective. Whether what was changed on any rank is the same on all: shared memory would hold a bit of each rank's."""
+        kinds = ("model", *["optimizer"] * (len(self._shared) - 1))
+        pairs = zip(kinds, self._shared, strict=True)
+        variables = [(f"{kind}/{variable.path}", variable) for kind, (_, members) in pairs for variable in members]
+        changed = [number for number, (_, variable) in enumerate(variables) if id(variable) not in self._attached]
+        everyone = self._comm.allgather(changed, name="changed variables")
+        numbers = sorted({number for theirs in everyone for number in theirs})
+        names = list(unnumbered(name for name, _ in variables))
+        check_values(((names[n], _value(variables[n][1])) for n in numbers), self._comm, hosts=())
 
 
 class _Parts:
@@ -266,7 +303,7 @@ class _Parts:
         self, layout: Layout, used: tuple[int, ...], rank: int, flats: Sequence[Floats], optimizer: Any, update: Update
     ) -> None:
         self.used, self._layout, self._optimizer, self._update = used, layout, optimizer, update
-        self._mine, others = flats[rank], [flat for place, flat in enumerate(flats) if place != rank]
+        self._mine, self._others = flats[rank], [flat for place, flat in enumerate(flats) if place != rank]
         #: of the flat array, and whether weights in them decay; an optimizer without any would not count its steps
         self._pieces = list(_cut(layout, used, rank, len(flats))) or [(slice(0, 0), True)]
         #: this rank's share: the number of the gradient, elements of it, their place in the flat array
@@ -282,7 +319,7 @@ class _Parts:
                 self.inside.append((number, _moved(start, stop, place.start), slice(start, stop)))
                 for first in range(start, stop, _CHUNK):
                     last = min(first + _CHUNK, stop)
-                    theirs = [flat[first:last] for flat in others]
+                    theirs = [flat[first:last] for flat in self._others]
                     self._sums.append((number, _moved(first, last, place.start), self._mine[first:last], theirs))
         #: made with the first update
         self._apply: Any = None
@@ -307,6 +344,19 @@ class _Parts:
                 squares += float(np.dot(target, target))
                 for other in (first, *more) if spread else ():
                     np.copyto(other, target)
+        return squares
+
+    def add_over(self, lane: Link, *, spread: bool) -> float:
+        """Collective. Add to this rank's share of the sums those of other hosts; returns and spreads as ``add``."""
+        squares = 0.0
+        for place, _ in self._pieces:
+            lane.sum(self._mine[place])
+            for other in self._others if spread else ():
+                np.copyto(other[place], self._mine[place])
+            with np.errstate(all="ignore"):
+                for first in range(place.start, place.stop, _CHUNK):
+                    chunk = self._mine[first : min(first + _CHUNK, place.stop)]
+                    squares += float(np.dot(chunk, chunk))
         return squares
 
     def update(self, factor: float, most: float) -> None:

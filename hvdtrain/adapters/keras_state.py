@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,20 +22,26 @@ def generators(model: Any) -> list[Any]:
 
 
 def named(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """The variables that must be the same on all ranks, each by a name of its own; random streams and what is accumulated differ.
+    """The variables that must be the same on all ranks, each by a name of its own; random streams and what is accumulated differ."""
+    own = {id(generator.state) for generator in generators(model)}
+    own |= {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}  # summed before they are applied
+    owners = (("model", model), ("optimizer", optimizer))
+    found = [(kind, variable) for kind, owner in owners for variable in owner.variables if id(variable) not in own]
+    names = unnumbered(f"{kind}/{variable.path}" for kind, variable in found)
+    return zip(names, (variable for _, variable in found), strict=True)
+
+
+def unnumbered(paths: Iterable[str]) -> Iterator[str]:
+    """Names for variables' paths, each another one.
 
     Keras numbers the layers of a process (``dense_3``): a rank that made another model before has other numbers in the same
     model, so they are left out.
     """
-    own = {id(generator.state) for generator in generators(model)}
-    own |= {id(variable) for variable in getattr(optimizer, "_accumulated_gradients", ())}  # summed before they are applied
     seen: Counter[str] = Counter()
-    for kind, owner in (("model", model), ("optimizer", optimizer)):
-        for variable in owner.variables:
-            if id(variable) not in own:
-                name = f"{kind}/{_NUMBER.sub('', variable.path)}"
-                seen[name] += 1
-                yield name if seen[name] == 1 else f"{name}#{seen[name]}", variable
+    for path in paths:
+        name = _NUMBER.sub("", path)
+        seen[name] += 1
+        yield name if seen[name] == 1 else f"{name}#{seen[name]}"
 
 
 def arrays(model: Any, optimizer: Any) -> Iterator[tuple[str, NDArray[Any]]]:

@@ -41,7 +41,9 @@ def test_a_script_of_one_process_trains_on_two_hosts_to_the_same_figures(cluster
     assert not cluster.left(5)
 
 
-@pytest.mark.parametrize(("framework", "exchange"), [("torch", "auto"), ("torch", "shared"), ("keras", "auto")])
+@pytest.mark.parametrize(
+    ("framework", "exchange"), [("torch", "auto"), ("torch", "shared"), ("keras", "auto"), ("keras", "shared")]
+)
 def test_hosts_with_unequal_shares_train_to_the_weights_of_one_process(
     cluster: Cluster, tmp_path: Path, framework: str, exchange: str
 ) -> None:
