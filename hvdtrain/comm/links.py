@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 
 from hvdtrain.compression import Floats, Link
 
-#: Parts of a ring that are smaller than this cost more by their number than by their size.
+#: Arrays of fewer bytes for each rank are summed by a tree: parts of a ring cost more by their number than by their size then.
 _SMALL = 64 << 10
+#: Bytes of a message, below Open MPI's eager limit over TCP (65,536 with its header). A larger one waits for an answer of its
+#: receiver, which comes behind all that the receiver is sending itself: both ways at once, that is half of the link's speed.
+_PIECE = 60 << 10
+#: Pieces of a ring that may be on their way here at once.
+_AHEAD = 64
 #: While messages are on their way: so long giving the processor to others, then asleep in between.
 _YIELD_S, _SLEEP_S = 2e-4, 1e-4
 
@@ -50,21 +55,9 @@ class MpiLink:
     def sum(self, array: Floats) -> None:
         whole = array.reshape(-1)
         if whole.nbytes < self.size * _SMALL:  # a tree has fewer rounds than a ring
-            self._wait([self._comm.Iallreduce(self._mpi.IN_PLACE, whole, op=self._mpi.SUM)])
+            self._wait([self._comm.Iallreduce(self._mpi.IN_PLACE, whole, op=self._mpi.SUM)], _Patience())
             return
-        # A ring: each part goes once around to be added up and once more to be known by all. Patarasuk and Yuan,
-        # "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
-        parts = np.array_split(whole, self.size)
-        received = np.empty_like(parts[0])
-        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        for step in range(self.size - 1):
-            mine, other = parts[(self.rank - step) % self.size], parts[(self.rank - step - 1) % self.size]
-            piece = received[: other.size]
-            self._wait([self._comm.Irecv(piece, left), self._comm.Isend(mine, right)])
-            other += piece
-        for step in range(self.size - 1):
-            mine, other = parts[(self.rank - step + 1) % self.size], parts[(self.rank - step) % self.size]
-            self._wait([self._comm.Irecv(other, left), self._comm.Isend(mine, right)])
+        self._ring([_pieces(part) for part in np.array_split(whole, self.size)])
 
     def alltoall(self, parts: NDArray[Any]) -> NDArray[Any]:
         return self._exchange(parts)
@@ -72,22 +65,73 @@ class MpiLink:
     def allgather(self, array: NDArray[Any]) -> NDArray[Any]:
         return self._exchange(np.broadcast_to(array, (self.size, *array.shape)))
 
+    def _ring(self, parts: Sequence[Sequence[NDArray[Any]]]) -> None:
+        """Collective. Sum over ranks, in place: as many parts as ranks, each in pieces.
+
+        Each part goes around once to be added up and once more to be known by all: Patarasuk and Yuan, "Bandwidth optimal
+        all-reduce algorithms for clusters of workstations", JPDC 2009. A piece goes on as soon as it has come and been added,
+        so that the link is busy all the time.
+        """
+        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        route = [
+            (step, part, number)
+            for step in range(2 * (self.size - 1))
+            for part in [(self.rank - step - 1) % self.size]
+            for number in range(len(parts[part]))
+        ]
+        room = np.empty((_AHEAD, parts[0][0].size), parts[0][0].dtype)
+        coming: list[Any] = []
+        sent = {(self.rank, number): self._comm.Isend(piece, right) for number, piece in enumerate(parts[self.rank])}
+        patience = _Patience()
+        for done, (step, part, number) in enumerate(route):
+            for later in range(len(coming), min(done + _AHEAD, len(route))):
+                its_step, its_part, its_number = route[later]
+                piece = parts[its_part][its_number]
+                if its_step < self.size - 1:
+                    piece = room[later % _AHEAD, : piece.size]
+                else:  # where it comes to, it was sent from before
+                    self._wait([sent[its_part, its_number]], patience)
+                coming.append(self._comm.Irecv(piece, left))
+            self._wait([coming[done]], patience)
+            piece = parts[part][number]
+            if step < self.size - 1:
+                piece += room[done % _AHEAD, : piece.size]
+            if step < 2 * self.size - 3:
+                sent[part, number] = self._comm.Isend(piece, right)
+        self._wait(list(sent.values()), patience)
+
     def _exchange(self, parts: NDArray[Any]) -> NDArray[Any]:
         """Collective. Row k to rank k, all at once."""
         got = np.empty(parts.shape, parts.dtype)
         got[self.rank] = parts[self.rank]
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
-        receive = [self._comm.Irecv(got[other], other) for other in reversed(others)]
-        self._wait([*receive, *(self._comm.Isend(parts[other], other) for other in others)])
+        requests = [self._comm.Irecv(piece, other) for other in reversed(others) for piece in _pieces(got[other].reshape(-1))]
+        requests += [self._comm.Isend(piece, other) for other in others for piece in _pieces(parts[other].reshape(-1))]
+        self._wait(requests, _Patience())
         return got
 
-    def _wait(self, requests: list[Any]) -> None:
-        ends_at = time.perf_counter() + _YIELD_S
+    def _wait(self, requests: Sequence[Any], patience: _Patience) -> None:
         while not self._mpi.Request.Testall(requests):
-            if time.perf_counter() < ends_at:
-                os.sched_yield()
-            else:
-                time.sleep(_SLEEP_S)
+            patience.pause()
+
+
+class _Patience:
+    """How one collective waits: it gives the processor to others at first, and sleeps then."""
+
+    def __init__(self) -> None:
+        self._ends_at = time.perf_counter() + _YIELD_S
+
+    def pause(self) -> None:
+        if time.perf_counter() < self._ends_at:
+            os.sched_yield()
+        else:
+            time.sleep(_SLEEP_S)
+
+
+def _pieces(array: NDArray[Any]) -> list[NDArray[Any]]:
+    """A flat array as messages."""
+    size = _PIECE // array.itemsize
+    return [array[first : first + size] for first in range(0, array.size, size)]
 
 
 class HorovodLink:
