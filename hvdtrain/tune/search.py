@@ -26,8 +26,8 @@ ENGINE = "exchange"
 _ROUNDS = 3
 #: Rounds of the defaults and of what has won: as many at least, and at most where they are close.
 _CONFIRM, _CONFIRM_MOST = 3, 5
-#: The noise that is assumed before anything was measured twice, and the least that is believed.
-_NOISE_AT_FIRST, _NOISE_LEAST = 0.1, 0.02
+#: The least noise that is assumed before anything was measured twice, and after that.
+_NOISE_AT_FIRST, _NOISE_LEAST = 0.25, 0.02
 #: What helps by less is not worth being kept.
 _LEAST_GAIN = 0.01
 #: The part of the very first job's time that the next ones are taken to need: they find in memory what it has read from disks.
@@ -68,6 +68,8 @@ class Measured:
     took_s: float
     #: by which gradients travelled
     engine: str = ""
+    #: how far the steps of this job lie apart, as a part of their median
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -302,6 +304,8 @@ class _State:
     confirming: Comparison | None = None
     ended_by: str = ""
     failure: str = ""
+    #: within each job
+    noises: list[float] = field(default_factory=list)
     #: of the jobs that gave a figure
     _took_s: dict[Settings, list[float]] = field(default_factory=dict)
 
@@ -312,7 +316,7 @@ class _State:
     def noise(self) -> float:
         """How far rounds of one setting lie apart, as a part of their median."""
         twice = [arm.rounds_s for arm in self.arms if len(arm.rounds_s) > 1]
-        return max(_NOISE_LEAST, _noise(twice)) if twice else _NOISE_AT_FIRST
+        return max(_NOISE_LEAST, _noise(twice)) if twice else max(_NOISE_AT_FIRST, statistics.median(self.noises))
 
     @property
     def took_s(self) -> list[float]:
@@ -341,6 +345,7 @@ class _State:
             return True
         arm.rounds_s.append(reply.step_s)
         self.engines[arm.settings] = reply.engine
+        self.noises.append(reply.noise)
         self._took_s.setdefault(arm.settings, []).append(reply.took_s)
         return True
 

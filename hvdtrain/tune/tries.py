@@ -76,7 +76,7 @@ def run(argv: Sequence[str], limit_s: float) -> Measured | Failed:
     if code or found is None:
         return Failed(reason(lines, code), took_s)
     one = found.steps[0]
-    return Measured(one.step.median_s, took_s, engine(one.chosen))
+    return Measured(one.step.median_s, took_s, engine(one.chosen), one.step.noise)
 
 
 def engine(chosen: str) -> str:

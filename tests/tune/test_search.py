@@ -6,7 +6,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -116,7 +116,7 @@ def test_a_bad_value_gets_one_try(world: World):
         tries = Counter(ask.settings for ask in world.asked if ask.stage == stage)
         base = max(tries, key=lambda asked: (tries[asked], -len(asked)))
         for asked, count in tries.items():
-            if world.true(asked) > world.true(base) * (1.11 + world.noise) * (1 + world.noise):
+            if world.true(asked) > world.true(base) * (1.26 + world.noise) * (1 + world.noise):
                 assert count == 1, asked
 
 
@@ -173,6 +173,23 @@ def test_without_another_engine_the_first_measurement_counts():
     world = World({"exchange": {}, "bucket": {"1": 2.0}})
     assert found(world).is_decided
     assert [ask.settings for ask in world.asked] == [DEFAULTS, (("bucket", "1"),)]
+
+
+def test_where_steps_lie_far_apart_one_round_decides_nothing():
+    def tries(noise: float) -> int:
+        world = World({"exchange": {"horovod": 1.5}})
+        asks = search.search(world.factors(), AMPLE)
+        ask, count = next(asks), 0
+        try:
+            while True:
+                count += ask.settings != DEFAULTS
+                reply = world.reply(ask)
+                assert isinstance(reply, Measured)
+                ask = asks.send(replace(reply, noise=noise))
+        except StopIteration:
+            return count
+
+    assert (tries(0.1), tries(0.6)) == (1, 2)
 
 
 def test_a_job_that_takes_far_longer_than_the_defaults_is_ended():
