@@ -46,7 +46,9 @@ def choose(wanted: Exchange, refusals: Sequence[str], world: World) -> Choice:
     Raises:
         UsageError: "shared" is asked for and a rank cannot.
     """
-    why = next(filter(None, refusals), "")
+    rank, why = next(((rank, why) for rank, why in enumerate(refusals) if why), (0, ""))
+    if why and not all(refusals):
+        why = f"rank {rank}: {why}"
     if wanted.engine == "shared":
         if why:
             raise UsageError(f"--exchange shared is not possible: {why}", "use --exchange horovod, or auto").everywhere()

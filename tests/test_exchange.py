@@ -49,8 +49,8 @@ def test_ranks_of_one_host_share_and_several_hosts_use_horovod_unless_asked():
 
 def test_one_rank_that_cannot_is_enough_for_all():
     choice = choose(Exchange(), ["", "the model is on a GPU"], HOST)
-    assert (choice.engine, choice.reason) == ("horovod", "the model is on a GPU")
-    with pytest.raises(UsageError, match="shared is not possible: the model is on a GPU"):
+    assert (choice.engine, choice.reason) == ("horovod", "rank 1: the model is on a GPU")
+    with pytest.raises(UsageError, match="shared is not possible: rank 1: the model is on a GPU"):
         choose(Exchange(engine="shared"), ["", "the model is on a GPU"], HOST)
 
 

@@ -71,7 +71,6 @@ class TorchAdapter:
         self.device = torch.device("cpu")
         refuse_sum(loss)
         check_optimizer(model, optimizer)
-        fused.prefer(optimizer)
         base = optimizer.param_groups[0]["lr"]
         #: each group's learning rate relative to the first's, which a recipe's ``lr`` replaces
         self._ratios = [float(group["lr"] / base) if base else 1.0 for group in optimizer.param_groups]
@@ -102,6 +101,7 @@ class TorchAdapter:
         if self.update.precision == "float16" and self._scaler is None:
             self._scaler = torch.amp.GradScaler(self.device.type)
             self._scaler.scale(torch.zeros((), device=self.device))  # makes its state, also where the first step has no sample
+        fused.prefer(self.optimizer)
         self._exchange.close()
         self._exchange, reason = self._choose(exchange)
         if self.update.sync_batch_norm and comm.world.size > 1:
@@ -233,6 +233,7 @@ class TorchAdapter:
     def _set_state(self, state: Any) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        fused.prefer(self.optimizer)
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
         self._exchange.load(state.get("exchange", {}))

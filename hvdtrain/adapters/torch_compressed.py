@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 from hvdtrain.adapters.torch_reducer import Bucket
 from hvdtrain.compression import Compressor, Link
+from hvdtrain.errors import HvdtrainError
+
+#: So long ``close`` waits for the bucket that is on its way: a network that is gone may never end it.
+_PATIENCE_S = 5.0
 
 
 class _Job:
@@ -27,6 +31,8 @@ class Compressed:
     def __init__(self, compressor: Compressor, link: Link) -> None:
         self._compressor, self._link = compressor, link
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        #: why nothing is exchanged any more
+        self._error: BaseException | None = None
         # It may wait for a network that is gone: the end of the process does not wait for it.
         self._thread = threading.Thread(target=self._work, name="exchange of gradients", daemon=True)
         self._thread.start()
@@ -55,15 +61,21 @@ class Compressed:
         self._compressor.load(state, primary=self._link.rank == 0)
 
     def close(self) -> None:
+        if self._error is None:
+            self._error = HvdtrainError("the exchange of gradients is closed")
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(_PATIENCE_S)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                self._exchange(job.bucket)
-            except BaseException as error:  # belongs to the thread that waits
-                job.error = error
+            if self._error is None:
+                try:
+                    self._exchange(job.bucket)
+                except BaseException as error:  # belongs to the thread that waits
+                    # What follows would wait for ranks that have given up, or meet those of the next round of an elastic job.
+                    self._error = job.error = error
+            else:
+                job.error = self._error
             job.done.set()
 
     def _exchange(self, bucket: Bucket) -> None:

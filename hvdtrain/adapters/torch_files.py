@@ -120,8 +120,9 @@ def export(directory: Path, out: Path) -> None:
 
 
 def settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's class; learning rate, weight decay and the like of each group of parameters."""
-    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    """The optimizer's class; learning rate, weight decay and the like of each group of parameters, but not how it computes."""
+    ways = ("params", "foreach", "fused")
+    groups = [{name: value for name, value in group.items() if name not in ways} for group in optimizer.param_groups]
     return {"class": type(optimizer).__name__, "groups": plain_copy(groups)}
 
 

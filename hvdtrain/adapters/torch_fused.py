@@ -15,7 +15,13 @@ def prefer(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in _KINDS:
         return
     for group in optimizer.param_groups:
-        chosen = any(group.get(name) for name in ("foreach", "differentiable", "capturable")) or group.get("fused") is not None
+        ways = (
+            group.get("foreach") is not None,
+            group.get("fused") is not None,
+            group.get("differentiable"),
+            group.get("capturable"),
+        )
+        chosen = any(ways)
         plain = all(parameter.is_floating_point() and parameter.device.type == "cpu" for parameter in group["params"])
         if not chosen and plain and not isinstance(group["lr"], torch.Tensor) and not group.get("dampening"):
             group["fused"] = True

@@ -107,15 +107,15 @@ def _state_of(optimizer: torch.optim.Optimizer, update: Update) -> tuple[tuple[s
         return (), (), f"{type(optimizer).__name__} is not known to update each element by itself"
     if update.precision == "float16":
         return (), (), "the scaling of float16 looks at all gradients"
-    if vars(optimizer).get("_optimizer_step_pre_hooks") or vars(optimizer).get("_optimizer_step_post_hooks"):
-        return (), (), "the optimizer has hooks"
+    if why := _intercepted(optimizer):
+        return (), (), why
     if any(group.get("differentiable") or group.get("capturable") for group in optimizer.param_groups):
         return (), (), "the optimizer is differentiable or capturable"
     slots: dict[str, None] = {}
     scalars: dict[str, Any] = {}
     for group in optimizer.param_groups:
-        known = next((optimizer.state[each] for each in group["params"] if optimizer.state.get(each)), None)
-        shape = next((each.shape for each in group["params"] if optimizer.state.get(each)), torch.Size([3]))
+        stepped = next((each for each in group["params"] if each.dim() and optimizer.state.get(each)), None)
+        known, shape = (optimizer.state[stepped], stepped.shape) if stepped is not None else (None, torch.Size([3]))
         if known is None:
             small = torch.nn.Parameter(torch.zeros(3, dtype=group["params"][0].dtype))
             small.grad = torch.ones_like(small)
@@ -124,11 +124,21 @@ def _state_of(optimizer: torch.optim.Optimizer, update: Update) -> tuple[tuple[s
             trial.step()
             known = trial.state[small]
         for name, value in known.items():
-            if isinstance(value, torch.Tensor) and value.shape == shape and value.dim():
+            if isinstance(value, torch.Tensor) and value.shape == shape:
                 slots[name] = None
             elif value is not None:
                 scalars[name] = value
     return tuple(slots), tuple(scalars.items()), ""
+
+
+def _intercepted(optimizer: torch.optim.Optimizer) -> str:
+    """Who wants to be part of the optimizer's steps, which are not taken as such."""
+    own = vars(optimizer)
+    if own.get("_optimizer_step_pre_hooks") or own.get("_optimizer_step_post_hooks"):
+        return "the optimizer has hooks"
+    if "step" in own and not hasattr(own["step"], "_wrapped_by_lr_sched"):  # a scheduler counts steps only
+        return "the optimizer's step() was replaced"
+    return ""
 
 
 def _like(optimizer: torch.optim.Optimizer) -> Any:
@@ -161,7 +171,6 @@ class SharedExchange:
         self._facts, self._squares, flats, *once = self._memory.arrays
         self._sum = HostSum(self._memory, flats)
         self._flat, self._sums = torch.from_numpy(self._sum.mine), torch.from_numpy(self._sum.sums)
-        self._flat.zero_()  # the gaps between parameters too
         self._views = [plan.view(self._flat, number) for number in range(len(plan.parameters))]
         self._used = np.zeros(len(plan.parameters))
         self._is_sharded = not plan.whole
@@ -171,12 +180,8 @@ class SharedExchange:
             self._share(once)
 
     def begin(self, passes: int) -> None:
-        if self._is_sharded and (versions := self._versions()) != self._expected:
-            changed = next(n for n, (now, then) in enumerate(zip(versions, self._expected, strict=True)) if now != then)
-            raise UsageError(
-                f"{self._plan.names[changed]} was changed outside of the optimizer, and the ranks of a host hold one copy of it",
-                "--exchange horovod gives each rank its own",
-            )
+        if self._is_sharded:
+            self._refuse_changes()
         if sum(len(group["params"]) for group in self._optimizer.param_groups) != len(self._plan.parameters):
             raise UsageError(
                 "the optimizer has other parameters than when the training began", "--exchange horovod follows them"
@@ -223,6 +228,7 @@ class SharedExchange:
         for part in self._parts:
             part.parameter.grad = part.gradient if self._used[part.number] else None
         torch_fused.step(self._part_optimizer)
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
         if self._fresh:
             self._move_in()
         self._memory.meet("the update of parameters with")
@@ -240,6 +246,7 @@ class SharedExchange:
     def settle(self) -> None:
         if not self._is_sharded:
             return
+        self._refuse_changes()
         for part in self._parts:
             if part.place.start == self._plan.offsets[part.number]:  # the rank that has the beginning speaks for it
                 state = self._part_optimizer.state.get(part.parameter)
@@ -304,7 +311,7 @@ class SharedExchange:
             lane.sum(mine)
         if not self._is_sharded:
             self._sum.spread()
-        return float(np.dot(mine, mine))
+        return self._sum.squares()
 
     def _share(self, once: list[NDArray[Any]]) -> None:
         """Put parameters and state into the shared memory, and make an optimizer for this rank's part of them."""
@@ -347,9 +354,21 @@ class SharedExchange:
     def _slot_views(self, number: int) -> dict[str, torch.Tensor]:
         return {name: self._plan.view(slot, number) for name, slot in self._slots.items()}
 
-    def _versions(self) -> list[int]:
-        """Grow with each change to a parameter that is not ``update``'s."""
-        return [parameter._version for parameter in self._plan.parameters]
+    def _refuse_changes(self) -> None:
+        """Raise UsageError if this rank has changed what all have one copy of. ``parameter.data`` is beyond what can be seen."""
+        hint = "--exchange horovod gives each rank its own"
+        if (versions := self._versions()) != self._expected:
+            changed = next(n for n, (now, then) in enumerate(zip(versions, self._expected, strict=True)) if now != then)
+            raise UsageError(
+                f"{self._plan.names[changed]} was changed outside of the optimizer, and the ranks of a host hold one copy of it",
+                hint,
+            )
+        if why := _intercepted(self._optimizer):
+            raise UsageError(f"{why} since the training began, and each rank updates its share alone", hint)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Others after each change to a parameter that is not ``update``'s: of its values, or of where they are."""
+        return [(parameter._version, parameter.data_ptr()) for parameter in self._plan.parameters]
 
 
 def _as(like: Any, value: float) -> Any:

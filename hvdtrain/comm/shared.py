@@ -57,19 +57,20 @@ def bytes_needed(fields: Sequence[Field], *, first: bool) -> int:
 
 
 class HostMemory:
-    """Arrays in shared memory, and meetings. Made alike by all ranks of the host.
+    """Arrays in shared memory, all zeros, and meetings. Made alike by all ranks of the host.
 
     Args:
-        share: Collective. Makes a segment of so many bytes of this rank's.
+        make: Collective. Makes a segment of so many bytes of this rank's.
         local_rank: this rank's place on its host.
         fields: what the memory holds, the same on all ranks.
     """
 
-    def __init__(self, share: Callable[[int], Segment], local_rank: int, fields: Sequence[Field]) -> None:
-        self._segment = share(bytes_needed(fields, first=local_rank == 0))
+    def __init__(self, make: Callable[[int], Segment], local_rank: int, fields: Sequence[Field]) -> None:
+        self._segment = make(bytes_needed(fields, first=local_rank == 0))
         self.rank, self.size, self.ranks = self._segment.rank, len(self._segment.parts), tuple(self._segment.ranks)
         self._counters = [part[:8].cast("q") for part in self._segment.parts]
-        self._processes = [part[8:16].cast("q") for part in self._segment.parts]
+        #: a process and the namespace in which it has this number
+        self._processes = [part[8:24].cast("q") for part in self._segment.parts]
         self._met = 0
         offset, once = _HEADER, _HEADER + sum(field.nbytes for field in fields if not field.once)
         #: of each field: the array of each rank, or the one that all have
@@ -81,9 +82,15 @@ class HostMemory:
             else:
                 self.arrays.append([_array(part, offset, field) for part in self._segment.parts])
                 offset += field.nbytes
-        self._processes[self.rank][0] = os.getpid()
+        for field, arrays in zip(fields, self.arrays, strict=True):  # touched now, there is room for it later too
+            if field.once:
+                arrays[share(field.count, self.rank, self.size)] = 0
+            else:
+                arrays[self.rank][:] = 0
+        self._processes[self.rank][0], self._processes[self.rank][1] = os.getpid(), _namespace()
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)  # of this thread, in which the ranks meet
+        self.meet("the set-up of shared memory with")
 
     def meet(self, what: str) -> None:
         """Collective over the host. Returns when all ranks have come so far; what they wrote before can be read then.
@@ -126,8 +133,8 @@ class HostMemory:
 
     def _look(self, missing: Sequence[int], what: str) -> None:
         for place in missing:
-            process = self._processes[place][0]
-            if process and not _is_alive(process) and place in self._missing():
+            process, namespace = self._processes[place]
+            if process and namespace == _namespace() and not _is_alive(process) and place in self._missing():
                 raise HvdtrainError(
                     f"rank {self.ranks[place]} (process {process}) has ended, and this rank waits in {what} it",
                     "its own words, or the launcher's, say why",
@@ -166,6 +173,15 @@ class HostSum:
                 squares += float(np.dot(total, total))
         return squares
 
+    def squares(self) -> float:
+        """The sum of the squares of this rank's share of ``sums``."""
+        found, stop = 0.0, self.share.stop
+        with np.errstate(all="ignore"):
+            for start in range(self.share.start, stop, self._chunk):
+                piece = self.sums[start : min(start + self._chunk, stop)]
+                found += float(np.dot(piece, piece))
+        return found
+
     def spread(self) -> None:
         """Copy this rank's share of ``sums`` into every rank's array."""
         for flat in self._flats[1:]:
@@ -189,6 +205,14 @@ def room(path: Path = Path("/dev/shm")) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def _namespace() -> int:
+    """Where this process's number is its own: containers that share memory may have others. 0 where that cannot be told."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def _array(part: memoryview, offset: int, field: Field) -> NDArray[Any]:
