@@ -118,7 +118,7 @@ def say(text: str, *, dim: bool = False) -> None:
 
 def say_aside(text: str) -> None:
     """Print a line that few need to read: dim on a terminal."""
-    say(f"\x1b[2m{text}\x1b[0m" if sys.stdout is not None and sys.stdout.isatty() else text)
+    say(text, dim=True)
 
 
 def _figure(name: str, value: float) -> str:
