@@ -7,15 +7,17 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from hvdtrain.comm.shared import room
 from hvdtrain.data import workers
 from hvdtrain.data.loader import Batch, Loader
 from hvdtrain.data.sampler import Slice
-from hvdtrain.data.sources import ArraySource, Source, at_epoch
-from hvdtrain.data.workers import Pool
+from hvdtrain.data.sources import ArraySource, Source, at_epoch, leaves
+from hvdtrain.data.workers import Pool, PoolSource
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.world import World
 
@@ -30,6 +32,8 @@ _TRIED, _FILLING, _TRACING = 16, 4, 2
 _MEANWHILE = 8
 #: bytes that all copies of a source may take on a host
 _COPIES = 1 << 30
+#: Of the free shared memory, what batches on their way may take: the next ones may be larger, and others want some.
+_OF_ROOM = 0.5
 _MOST_WORKERS = 16
 
 
@@ -74,13 +78,16 @@ class Limits:
 
     #: processors
     cpus: int
-    #: why processes cannot be tried; empty if they can
+    #: why processes cannot be tried; empty if they may be
     refusal: str = ""
+    #: ranks of this host, which all load
+    ranks: int = 1
 
     @classmethod
     def of(cls, source: Source, world: World) -> Limits:
         """This rank's."""
-        return cls(max(1, len(os.sched_getaffinity(0)) // max(1, world.local_size)), _refusal(source, world.local_size))
+        in_memory = "arrays in memory are copied as fast by a thread" if isinstance(source, ArraySource) else ""
+        return cls(max(1, len(os.sched_getaffinity(0)) // max(1, world.local_size)), in_memory, max(1, world.local_size))
 
 
 @dataclass
@@ -113,8 +120,9 @@ class Search:
         self._wanted, self._limits = wanted, limits
         self._times: dict[Way, _Times] = {}
         self._ignored = _TRACING
-        self._depth = DEPTH if wanted.prefetch is None else wanted.prefetch
-        self._in_step, self._thread = Way(0), Way(self._depth)
+        #: batches that are to be ready, where any are loaded ahead
+        self.depth = DEPTH if wanted.prefetch is None else wanted.prefetch
+        self._in_step, self._thread = Way(0), Way(self.depth)
         #: of loading one batch, as it was seen: seconds, and the part of them in which a processor worked
         self._load_s, self._busy = 0.0, 1.0
         #: why it was decided so; empty before
@@ -122,7 +130,7 @@ class Search:
         #: processes that are wanted next to try them
         self.wants = 0
         if wanted.workers:
-            self._decide(Way(self._depth, wanted.workers), "asked for")
+            self._decide(Way(self.depth, wanted.workers), "asked for")
         elif wanted.prefetch is None:
             self._try(self._in_step)
         elif wanted.prefetch == 0 or wanted.workers == 0:
@@ -158,12 +166,13 @@ class Search:
     def started(self, count: int) -> None:
         """The processes that were wanted can load."""
         self.wants = 0
-        self._try(Way(self._depth, count))
+        self._try(Way(self.depth, count))
 
     def refused(self, why: str) -> None:
-        """They cannot."""
+        """They cannot, or they failed while they were tried."""
         self.wants = 0
         self._limits = replace(self._limits, refusal=why)
+        self._times = {way: times for way, times in self._times.items() if not way.workers}
         self._settle()
 
     def _try(self, way: Way) -> None:
@@ -223,9 +232,11 @@ class Feed:
 
     def __init__(self, loader: Loader, wanted: Wanted, limits: Limits, tell: Callable[[str], None] = lambda text: None) -> None:
         self._loader, self._tell = loader, tell
-        self._search = Search(wanted, limits)
+        self._search, self._limits = Search(wanted, limits), limits
         self._pool: Pool | None = None
         self._told = False
+        #: bytes of the last batch
+        self._size = 0
         #: of the last batch that this process loaded: seconds, and of a processor
         self._load_s = self._cpu_s = 0.0
         if wanted.workers:
@@ -242,8 +253,8 @@ class Feed:
         for first in parts:
             left = self._search.left
             rest = parts if left is None else itertools.islice(parts, left - 1)
-            with closing(self._load(epoch, itertools.chain([first], rest))) as batches:
-                yield from self._timed(batches)
+            stretch = itertools.chain([first], rest)
+            yield from self._try(epoch, list(stretch)) if self._is_trial else self._stretch(epoch, stretch)
             self._look()
 
     def close(self) -> None:
@@ -251,7 +262,34 @@ class Feed:
             self._pool.close()
             self._pool = None
 
-    def _load(self, epoch: int, parts: Iterator[Slice]) -> Generator[Batch]:
+    @property
+    def _is_trial(self) -> bool:
+        """Whether processes load that nobody asked for, and that may turn out to be useless."""
+        return bool(self._search.way.workers and not self._search.reason)
+
+    def _try(self, epoch: int, parts: list[Slice]) -> Generator[Batch]:
+        """``parts``, by processes as long as they can; from there on the rank loads, as it did before."""
+        done, failed = 0, False
+        with closing(self._load(epoch, parts)) as batches:
+            timed = self._timed(batches)
+            while not failed:
+                try:
+                    batch = next(timed, None)
+                except Exception as error:
+                    failed = True
+                    self._refuse(error)
+                else:
+                    if batch is None:
+                        return
+                    done += 1
+                    yield batch
+        yield from self._stretch(epoch, parts[done:])
+
+    def _stretch(self, epoch: int, parts: Iterable[Slice]) -> Generator[Batch]:
+        with closing(self._load(epoch, parts)) as batches:
+            yield from self._timed(batches)
+
+    def _load(self, epoch: int, parts: Iterable[Slice]) -> Generator[Batch]:
         way = self._search.way
         if way.workers and self._pool is not None:
             return self._loader.by(self._pool, epoch, parts, way.prefetch)
@@ -268,6 +306,7 @@ class Feed:
             done = time.perf_counter()
             if not self._search.reason:
                 self._search.add(got - asked, done - got, self._load_s, self._cpu_s)
+                self._size = _nbytes(batch.data)
             asked = time.perf_counter()
 
     def _look(self) -> None:
@@ -275,13 +314,15 @@ class Feed:
         search = self._search
         if search.wants:
             try:
-                if self._pool is None:
+                if self._pool is not None:
+                    if self._pool.is_ready():
+                        search.started(search.wants)
+                elif refusal := self._refusal(search.wants):
+                    search.refused(refusal)
+                else:
                     self._pool = self._start(search.wants)
-                elif self._pool.is_ready():
-                    search.started(search.wants)
-            except HvdtrainError as error:
-                self.close()
-                search.refused(error.message)
+            except Exception as error:  # nobody has asked for processes: whatever keeps them from working ends nothing
+                self._refuse(error)
         if search.reason and not self._told:
             self._told = True
             if not search.way.workers:
@@ -290,6 +331,23 @@ class Feed:
 
     def _start(self, count: int) -> Pool:
         return workers.start(self._loader.source, self._loader.sampler, self._loader.share, count)
+
+    def _refuse(self, error: Exception) -> None:
+        self.close()
+        self._search.refused(error.message if isinstance(error, HvdtrainError) else f"{type(error).__name__}: {error}")
+
+    def _refusal(self, count: int) -> str:
+        """Why ``count`` processes cannot be tried; empty if they may be."""
+        source, ranks = self._loader.source, self._limits.ranks
+        size = workers.pickled_size(source)
+        if size * ranks > _COPIES:
+            return f"each would have its own copy of {size >> 20} MB of data"
+        if isinstance(source, PoolSource) and (free := room()) is not None:
+            batches = workers.EACH * count + self._search.depth + 2  # one is in the step, and one is fetched
+            needed = ranks * batches * self._size
+            if needed > _OF_ROOM * free:
+                return f"their batches need {_mb(needed)} of shared memory, and /dev/shm has {_mb(free)} free"
+        return ""
 
     def _note(self, load_s: float, cpu_s: float) -> None:
         self._load_s, self._cpu_s = load_s, cpu_s
@@ -323,13 +381,9 @@ def _number(option: str, text: str) -> int | None:
     raise UsageError(f"{option} must be auto or a whole number of 0 or more, got {text!r}", f"{option} auto, or {option} 2")
 
 
-def _refusal(source: Source, ranks: int) -> str:
-    if isinstance(source, ArraySource):
-        return "arrays in memory are copied as fast by a thread"
-    try:
-        size = workers.payload(source).nbytes
-    except UsageError as error:
-        return error.message
-    if size * ranks > _COPIES:
-        return f"each would have its own copy of {size >> 20} MB of data"
-    return ""
+def _nbytes(data: Any) -> int:
+    return sum(getattr(leaf, "nbytes", 0) for leaf in leaves(data))
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / (1 << 20):.3g} MB"

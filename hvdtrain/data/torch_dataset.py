@@ -69,7 +69,7 @@ class DataLoaderPool:
     """A ``DataLoader`` whose worker processes stay, and get our order. Arrays travel in shared memory, pinned if there is a GPU."""
 
     def __init__(self, source: DatasetSource, sampler: Sampler, share: Share, count: int) -> None:
-        workers.payload(source, sampler, share)  # says what cannot be pickled; DataLoader would in a worker's words
+        workers.pickled_size(source, sampler, share)  # says what cannot be pickled; DataLoader would in a worker's words
         self._order = _Order()
         self._loader = DataLoader(
             _Batches(source, sampler, share),

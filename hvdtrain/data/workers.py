@@ -29,7 +29,7 @@ from hvdtrain.errors import HvdtrainError, UsageError
 #: bytes; where an array begins that a framework is to take over without a copy
 ALIGN = 64
 #: Batches that a worker has been asked for and that are not fetched yet: one is loaded while another is sent.
-_EACH = 2
+EACH = 2
 _LOOK_S = 0.1
 _END_S = 1.0
 
@@ -49,7 +49,7 @@ class Pool(Protocol):
 
 @runtime_checkable
 class PoolSource(Source, Protocol):
-    """A source that brings processes of its own kind."""
+    """A source that brings processes of its own kind, whose batches lie in shared memory until the rank has used them."""
 
     def pool(self, sampler: Sampler, share: Share, count: int) -> Pool:
         """``count`` processes that load."""
@@ -107,8 +107,40 @@ def payload(*values: Any) -> Packet:
     Raises:
         UsageError: it cannot be pickled.
     """
-    try:
+    with _travels():
         return Packet.of(values)
+
+
+def pickled_size(*values: Any) -> int:
+    """Bytes of what each worker gets, which are not kept.
+
+    Raises:
+        UsageError: it cannot be pickled.
+    """
+    counted = _Counted()
+    with _travels():
+        pickle.Pickler(counted, protocol=5, buffer_callback=counted.add).dump(values)
+    return counted.nbytes
+
+
+class _Counted:
+    """A file that keeps nothing."""
+
+    nbytes = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.nbytes += size
+        return size
+
+    def add(self, buffer: pickle.PickleBuffer) -> None:
+        self.nbytes += buffer.raw().nbytes
+
+
+@contextlib.contextmanager
+def _travels() -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise UsageError(
             f"the data source cannot be given to loader processes: {type(error).__name__}: {error}",
@@ -200,7 +232,7 @@ class Workers:
                 lane.ask((epoch, part.position))
                 self._waiting.append(lane)
 
-        for _ in range(_EACH * self._count):
+        for _ in range(EACH * self._count):
             ask()
         while self._waiting:
             result = self._waiting.popleft().receive()

@@ -45,6 +45,19 @@ class Fails(Python):
         return super().__getitem__(index)
 
 
+class OnlyHere(Python):
+    """Can be loaded by the process that made it alone."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds=seconds)
+        self.home = os.getpid()
+
+    def __getitem__(self, index: int) -> Any:
+        if os.getpid() != self.home:
+            raise OSError("no licence here")
+        return super().__getitem__(index)
+
+
 class OddError(Exception):
     """Cannot be pickled: its arguments are not those of its constructor."""
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
+from hvdtrain.data import feed as feeds
+from hvdtrain.data import workers
 from hvdtrain.data.feed import Feed, Limits, Search, Wanted, Way
 from hvdtrain.data.loader import Loader
 from hvdtrain.data.sampler import Sampler, Share
@@ -132,6 +135,76 @@ def test_a_sample_is_loaded_once_whatever_is_tried():
     list(feed.epoch(0))
     feed.close()
     assert sorted(taken) == list(range(slow.SAMPLES))
+
+
+class Pickled(slow.Python):
+    """Counts how often it is."""
+
+    times = 0
+
+    def __getstate__(self) -> object:
+        Pickled.times += 1
+        return self.__dict__
+
+
+def test_a_source_is_pickled_only_where_processes_are_about_to_be_tried():
+    Pickled.times = 0
+    source = as_source(Pickled())
+    limits = Limits.of(source, World())
+    for wanted in (Wanted(0), Wanted(0, 0), Wanted(None, 0), Wanted()):
+        feed = Feed(Loader(source, Sampler(slow.SAMPLES, 32)), wanted, limits)
+        list(feed.epoch(0))  # 7 steps
+        feed.close()
+    assert Pickled.times == 0
+
+
+def decided(source: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a feed decides whose search wants two processes. It gives all samples in order."""
+    monkeypatch.setattr(Search, "_count", lambda *_: 2)
+    sampler, told, found = Sampler(slow.SAMPLES, 4, shuffle=False), [], []
+    feed = Feed(Loader(source, sampler), Wanted(), Limits(8), told.append)
+    try:
+        for epoch in range(30):
+            for batch in feed.epoch(epoch):
+                found.append(batch.data[1].tolist())
+            if told:
+                break
+    finally:
+        feed.close()
+    assert found == [part.indices.tolist() for epoch in range(epoch + 1) for part in sampler.epoch(epoch)]
+    assert multiprocessing.active_children() == []
+    return told[0]
+
+
+def test_data_that_fails_in_processes_alone_goes_on_in_the_rank(monkeypatch):
+    told = decided(as_source(slow.OnlyHere(0.001)), monkeypatch)
+    assert "OSError: no licence here" in told
+    assert "process" not in told.split(";")[0]
+
+
+def test_processes_that_cannot_be_begun_end_nothing_that_ran_well(monkeypatch):
+    def full(*_: Any) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(workers, "start", full)
+    told = decided(as_source(slow.Python(seconds=0.001)), monkeypatch)
+    assert "no processes: BlockingIOError: Resource temporarily unavailable" in told
+
+
+class InShared(slow.Python):
+    """Its processes hand batches over in shared memory."""
+
+    def take(self, indices: np.ndarray) -> Any:
+        return np.stack([self[index][0] for index in indices]), indices
+
+    def pool(self, *_: Any) -> Any:
+        raise AssertionError("it was begun")
+
+
+def test_where_batches_do_not_fit_into_shared_memory_no_process_is_begun(monkeypatch):
+    monkeypatch.setattr(feeds, "room", lambda: 64)
+    told = decided(InShared(seconds=0.001), monkeypatch)
+    assert "of shared memory, and /dev/shm has 6.1e-05 MB free" in told
 
 
 def test_leaving_in_the_middle_of_the_search_leaves_nothing():
