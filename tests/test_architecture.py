@@ -97,6 +97,7 @@ HOMES = {
     },
     "tensorflow": {
         "adapters.keras",
+        "adapters.keras_compressed",
         "adapters.keras_files",
         "adapters.keras_fit",
         "adapters.keras_norm",
@@ -104,6 +105,7 @@ HOMES = {
         "adapters.keras_shared",
         "adapters.keras_state",
         "adapters.keras_traced",
+        "adapters.keras_update",
         "bench.carriers",
         "comm.horovod",
         "data.tf",
@@ -111,6 +113,7 @@ HOMES = {
     },
     "keras": {
         "adapters.keras",
+        "adapters.keras_compressed",
         "adapters.keras_files",
         "adapters.keras_fit",
         "adapters.keras_metrics",

@@ -19,10 +19,15 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.adapters import batch_pair, blame, keras_files, keras_metrics, keras_norm, keras_shared, keras_state, refuse_sum
+from hvdtrain.adapters.keras_compressed import CompressedExchange
+from hvdtrain.adapters.keras_compressed import refusal as not_compressed
 from hvdtrain.adapters.keras_reducer import Reducer
+from hvdtrain.adapters.keras_shared import SharedExchange
 from hvdtrain.adapters.keras_traced import Traced
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.shared import room
+from hvdtrain.compression.choose import parse
+from hvdtrain.compression.choose import refusal as no_compression
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.exchange import Exchange, choose, refusal
 from hvdtrain.metrics import Mean, Means
@@ -42,7 +47,7 @@ class _Plan:
     used: list[int] | None = None
     #: the step, by whether it sets the random streams
     steps: dict[bool, Traced] = field(default_factory=dict)
-    #: what the shared exchange calls the used ones
+    #: what an exchange outside of the traced step calls the used ones
     numbers: tuple[int, ...] = ()
 
 
@@ -111,7 +116,8 @@ class KerasAdapter:
             )
         self._moments: keras_norm.SyncedMoments | None = None
         self._reducer = Reducer(update)
-        self._shared: keras_shared.SharedExchange | None = None
+        #: what carries gradients outside of the traced step; None: they are reduced in it
+        self._exchange: SharedExchange | CompressedExchange | None = None
         #: where it carries gradients, or the moments of synchronised layers
         self._hvd: Any = None
         #: of the steps since the moving statistics were last made equal
@@ -130,27 +136,22 @@ class KerasAdapter:
         self._reducer = Reducer(self.update, bucket_mb=exchange.bucket_mb)
         for metric in self.objects.values():
             metric.reset_state()
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
         self._hvd = None
-        if exchange.compression != "none":
-            raise UsageError(
-                f"--compression {exchange.compression} is not possible: KerasAdapter does not compress gradients",
-                "leave --compression out, or use TorchAdapter",
-            ).everywhere()
         if comm.world.size == 1:
             return ""
-        self._shared, told = self._share(exchange)
-        if self._shared is None or self._synced:
+        self._exchange, told = self._choose(exchange)
+        if self._synced or not isinstance(self._exchange, SharedExchange):
             self._hvd = self._reducer.connect(comm.world.rank, comm.world.size)
         if self._synced:
             place = self._reducer.rank, self._reducer.size
             self._moments = keras_norm.SyncedMoments(self._synced, self._reducer.sum, *place)
         return told
 
-    def _share(self, exchange: Exchange) -> tuple[keras_shared.SharedExchange | None, str]:
-        """Collective. How gradients travel, in words too; None through Horovod."""
+    def _choose(self, exchange: Exchange) -> tuple[SharedExchange | CompressedExchange | None, str]:
+        """Collective. What carries the gradients, and why; None: Horovod, within the traced step."""
         world, comm = self._comm.world, self._comm
         layout = keras_shared.layout(self._known, self.optimizer)
         why = refusal(
@@ -165,16 +166,31 @@ class KerasAdapter:
         if not why and isinstance(layout, str):
             why = layout
         choice = choose(exchange, comm.allgather(why, name="exchange"), world)
-        if choice.engine == "horovod":
-            return None, f"exchange: Horovod ({choice.reason})"
-        assert isinstance(layout, keras_shared.Layout)
-        shared = keras_shared.SharedExchange(layout, self.optimizer, self.update, comm)
-        who = f"each rank updates everything: {layout.whole}" if layout.whole else f"each rank updates 1/{world.local_size}"
-        return shared, f"exchange: shared memory ({choice.reason}); {who}"
+        if choice.engine == "shared" and isinstance(layout, keras_shared.Layout):
+            who = f"every rank updates all variables: {layout.whole}" if layout.whole else "each rank updates its share"
+            return SharedExchange(layout, self.optimizer, self.update, comm), f"shared memory ({choice.reason}); {who}"
+        compressed = self._compressed(exchange)
+        packed = f", {exchange.compression}" if compressed else ""
+        return compressed, f"horovod{packed} ({choice.reason})"
+
+    def _compressed(self, exchange: Exchange) -> CompressedExchange | None:
+        """Collective."""
+        compressor, update = parse(exchange.compression, warmup=exchange.warmup), self.update
+        if compressor is None:
+            return None
+        sets = bool(update.process_sets)
+        why = no_compression(exchange.compression, op=update.op, precision=update.precision, process_sets=sets, sparse=False)
+        if why := why or not_compressed(self._known):
+            raise UsageError(
+                f"--compression {exchange.compression} is not possible: {why}", "leave --compression out"
+            ).everywhere()
+        return CompressedExchange(compressor, self._known, self.optimizer, update, self._comm, exchange.bucket_mb)
 
     def sync(self, root: int = 0) -> None:
         if self._comm.world.size > 1:
             keras_state.broadcast(self.model, self.optimizer, self._comm, self._hvd, root)
+            if isinstance(self._exchange, CompressedExchange):
+                self._exchange.sync(root)
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
         return keras_state.arrays(self.model, self.optimizer)
@@ -191,7 +207,7 @@ class KerasAdapter:
             seeds = (
                 tf.constant(_seeds(seed, len(self._generators)), tf.int64) if seed is not None and seeded else self._unseeded
             )
-            step = self._together if self._shared is None else self._apart
+            step = self._together if self._exchange is None else self._apart
             norm, totals, counted = step(plan, seeded, inputs, targets, factor, seeds)
             if not math.isfinite(norm):
                 self._not_finite(plan, seeded, inputs, targets, factor, seeds)
@@ -201,8 +217,8 @@ class KerasAdapter:
             return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
 
     def settle(self) -> None:
-        if self._shared is not None:
-            self._shared.settle()
+        if self._exchange is not None:
+            self._exchange.settle()
         keras_state.settle(self._layers, self._comm, self._samples)
         self._samples = 0.0
 
@@ -223,10 +239,13 @@ class KerasAdapter:
         return values
 
     def snapshot(self) -> Callable[[Path], None]:
-        return self._copy.take(self.model, self.optimizer, self._built_lr)
+        remembered = self._exchange.state() if isinstance(self._exchange, CompressedExchange) else {}
+        return self._copy.take(self.model, self.optimizer, self._built_lr, remembered)
 
     def load(self, directory: Path) -> None:
-        keras_files.load(directory, self.model, self.optimizer, self._built_lr)
+        remembered = keras_files.load(directory, self.model, self.optimizer, self._built_lr)
+        if isinstance(self._exchange, CompressedExchange):
+            self._exchange.load(remembered)
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
@@ -264,17 +283,17 @@ class KerasAdapter:
 
     def _apart(self, plan: _Plan, seeded: bool, *tensors: Any) -> tuple[float, list[Any], Any]:
         """Collective. Gradients and update as traced functions of their own, and in between they meet those of the others."""
-        assert self._shared is not None
+        assert self._exchange is not None
         if seeded not in plan.steps:
             plan.steps[seeded] = Traced(lambda *tensors: self._local(plan, seeded, *tensors))
         gradients, counted, totals = plan.steps[seeded](*tensors)
         if not plan.used:
             return 0.0, totals, counted
         if not plan.numbers:
-            plan.numbers = self._shared.numbers([plan.variables[number] for number in plan.used])
+            plan.numbers = self._exchange.numbers([plan.variables[number] for number in plan.used])
         scale = self._scale()
         scale = scale if isinstance(scale, float) else float(scale.numpy())
-        return self._shared.step(plan.numbers, gradients, counted if self.update.count else None, scale), totals, counted
+        return self._exchange.step(plan.numbers, gradients, counted if self.update.count else None, scale), totals, counted
 
     def _traced_train(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
         gradients, counted, totals = self._local(plan, seeded, inputs, targets, factor, seeds)

@@ -1,11 +1,12 @@
-"""The files of a Keras model in a checkpoint: what ``model.load_weights`` reads, and the optimizer's variables."""
+"""The files of a Keras model in a checkpoint: what ``model.load_weights`` reads, the optimizer's variables, and what an exchange
+of compressed gradients remembers, if there is one."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
-MODEL, OPTIMIZER = "model.weights.h5", "optimizer.npz"
+MODEL, OPTIMIZER, EXCHANGE = "model.weights.h5", "optimizer.npz", "exchange.npz"
 
 
 class HostCopy:
@@ -25,8 +26,8 @@ class HostCopy:
     def __init__(self) -> None:
         self._arrays: list[NDArray[Any]] = []
 
-    def take(self, model: Any, optimizer: Any, built_lr: float | None) -> Callable[[Path], None]:
-        """Both as they are now; the function returned writes them, until the next call.
+    def take(self, model: Any, optimizer: Any, built_lr: float | None, remembered: Mapping[str, Any]) -> Callable[[Path], None]:
+        """Both as they are now; the function returned writes them and ``remembered``, until the next call.
 
         Keras writes what the variables hold when it writes. In a ``StatelessScope``, which is the thread's own, they hold
         the copy, while the training goes on with the variables themselves.
@@ -42,7 +43,7 @@ class HostCopy:
         weights, states = list(zip(variables[:count], arrays[:count], strict=True)), arrays[count:]
 
         def write(directory: Path) -> None:
-            _refuse_full_disk(directory, arrays)
+            _refuse_full_disk(directory, [*arrays, *remembered.values()])
             with tf.device("/CPU:0"), keras.StatelessScope(state_mapping=weights):
                 model.save_weights(directory / MODEL)
             plain: dict[str, Any] = {str(number): _plain(array) for number, array in enumerate(states)}
@@ -50,12 +51,17 @@ class HostCopy:
             if built_lr is not None:
                 plain["built_lr"] = np.array(built_lr)
             np.savez(directory / OPTIMIZER, **plain)
+            if remembered:
+                np.savez(directory / EXCHANGE, **remembered)
 
         return write
 
 
-def load(directory: Path, model: Any, optimizer: Any, built_lr: float | None) -> None:
+def load(directory: Path, model: Any, optimizer: Any, built_lr: float | None) -> dict[str, NDArray[Any]]:
     """Read what was written. A learning rate that the recipe gives otherwise than it did then is as it says now.
+
+    Returns:
+        what was ``remembered``.
 
     Raises:
         ValueError: it does not fit the model or the optimizer.
@@ -77,6 +83,10 @@ def load(directory: Path, model: Any, optimizer: Any, built_lr: float | None) ->
     if built_lr is not None and then is not None and built_lr != then:
         log.warning("the optimizer goes on as the recipe says now: lr %g instead of %g", built_lr, then)
         optimizer.learning_rate = built_lr
+    if not (directory / EXCHANGE).exists():
+        return {}
+    with np.load(directory / EXCHANGE, allow_pickle=False) as saved:
+        return dict(saved.items())
 
 
 def learning_rate(optimizer: Any) -> float | None:

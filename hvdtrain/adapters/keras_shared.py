@@ -8,7 +8,7 @@ which XLA updates in place; ``settle`` writes it where all ranks read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from hvdtrain.adapters import keras_update
 from hvdtrain.adapters.keras_state import unnumbered
+from hvdtrain.adapters.keras_update import TracedUpdate
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.shared import Field, HostMemory, bytes_needed, share
 from hvdtrain.compression import Link
@@ -198,10 +200,7 @@ class SharedExchange:
             (squares,) = self._comm.allreduce([squares / self._comm.world.size], name="gradient/norm").tolist()
         norm = math.sqrt(squares) * factor / scale
         if math.isfinite(norm):
-            if self._update.clip_norm is not None and norm > self._update.clip_norm:
-                factor *= self._update.clip_norm / norm
-            most = math.inf if self._update.clip_value is None else self._update.clip_value * scale
-            parts.update(factor, most)
+            parts.update(*keras_update.limits(self._update, norm, factor, scale))
             if not self._layout.whole:
                 parts.publish(self._shared[0][0])
                 self._memory.meet("the update of parameters with")
@@ -322,11 +321,10 @@ class _Parts:
                     theirs = [flat[first:last] for flat in self._others]
                     self._sums.append((number, _moved(first, last, place.start), self._mine[first:last], theirs))
         #: made with the first update
-        self._apply: Any = None
+        self._apply: TracedUpdate | None = None
         self._gradients: list[Any] = []
         self._variables: list[Any] = []
         self._slots: list[list[Any]] = []
-        self._scalars: dict[float, Any] = {}
 
     def bring(self, own: Sequence[Floats]) -> None:
         """Let the other ranks have what they add up of this rank's gradients."""
@@ -362,14 +360,13 @@ class _Parts:
     def update(self, factor: float, most: float) -> None:
         """Apply the sums times ``factor``, elements cut off at ``most``: to this rank's share, or to everything."""
         if self._apply is None:
-            self._make_whole()
-        tensors = [*self._gradients, self._scalar(factor), self._scalar(most)]
-        self._apply._call_flat(tensors, self._apply.captured_inputs)  # as in ``Traced``: without a look at the arguments
+            self._apply = self._of_everything()
+        self._apply(self._gradients, factor, most)
 
     def begin(self, arrays: Sequence[Floats]) -> None:
         """This rank's share of the parameters and of the optimizer's slots is as it is in shared memory."""
         if self._apply is None:
-            self._make_share()
+            self._apply = self._of_share()
         for array, variables in zip(arrays, [self._variables, *self._slots], strict=True):
             for (place, _), variable in zip(self._pieces, variables, strict=True):
                 variable._value.assign(tf.constant(array[place]))
@@ -387,8 +384,8 @@ class _Parts:
             for (place, _), variable in zip(self._pieces, variables, strict=True):
                 np.copyto(array[place], _value(variable))
 
-    def _make_share(self) -> None:
-        """An optimizer of the same kind and settings for this rank's share, in one compiled function."""
+    def _of_share(self) -> TracedUpdate:
+        """That of an optimizer of the same kind and settings for this rank's share, in one compiled function."""
         optimizer, decays = self._optimizer, [decays for _, decays in self._pieces]
         views = [self._mine[place] for place, _ in self._pieces]
         self._variables = [keras.Variable(np.zeros_like(view), name="share") for view in views]
@@ -400,37 +397,18 @@ class _Parts:
             if isinstance(value, keras.Variable) or name == "_learning_rate":
                 object.__setattr__(part, name, value)
         self._slots = [getattr(part, name) for name in self._layout.slots]
-        self._compile(views, lambda gradients: part.apply(gradients, self._variables), jit_compile=True)
+        self._gradients = [_tensor(view) if len(view) else tf.zeros([0]) for view in views]
+        sizes = [len(view) for view in views]
+        clips = self._update.clip_value is not None
+        return TracedUpdate(lambda given: part.apply(given, self._variables), sizes, clips=clips, jit_compile=True)
 
-    def _make_whole(self) -> None:
-        """The model's own optimizer, from the flat array."""
+    def _of_everything(self) -> TracedUpdate:
+        """That of the model's own optimizer, from the flat array."""
         variables = [self._layout.variables[number] for number in self.used]
         places = [self._layout.place(number) for number in self.used]
-
-        def apply(flat: Sequence[Any]) -> None:
-            pairs = zip(places, variables, strict=True)
-            self._optimizer.apply([tf.reshape(flat[0][place], variable.shape) for place, variable in pairs], variables)
-
-        self._compile([self._mine], apply, jit_compile=False)
-
-    def _compile(self, views: Sequence[Floats], apply: Callable[[list[Any]], None], *, jit_compile: bool) -> None:
-        def update(*tensors: Any) -> None:
-            *gradients, factor, most = tensors
-            scaled = [gradient * factor for gradient in gradients]
-            apply([tf.clip_by_value(each, -most, most) for each in scaled] if self._update.clip_value else scaled)
-
-        signature = [tf.TensorSpec(view.shape, tf.float32) for view in views] + [tf.TensorSpec((), tf.float32)] * 2
-        traced = tf.function(update, input_signature=signature, autograph=False, jit_compile=jit_compile)
-        self._apply = traced.get_concrete_function()
-        self._gradients = [_tensor(view) if len(view) else tf.zeros([0]) for view in views]
-
-    def _scalar(self, value: float) -> Any:
-        """It is nearly always one of two, and making a tensor takes longer than finding it."""
-        if value not in self._scalars:
-            if len(self._scalars) > 8:
-                self._scalars.clear()
-            self._scalars[value] = tf.constant(value, tf.float32)
-        return self._scalars[value]
+        self._gradients = [_tensor(self._mine)]
+        clips = self._update.clip_value is not None
+        return keras_update.of_flat(self._optimizer, variables, places, len(self._mine), clips=clips)
 
 
 def _cut(layout: Layout, used: Sequence[int], rank: int, size: int) -> Iterator[tuple[slice, bool]]:

@@ -9,7 +9,6 @@ import pytest
 
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import HvdtrainError, UsageError
-from hvdtrain.exchange import Exchange
 from hvdtrain.update import Update
 from hvdtrain.world import World
 
@@ -303,8 +302,3 @@ def test_metric_objects_see_each_validation_sample_once_and_begin_anew():
         values = made.eval_end()
         assert values.keys() == {"auc", "f1/0", "f1/1"}
         assert values["auc"] == pytest.approx(float(whole.result()))
-
-
-def test_compression_is_refused_and_not_left_out_in_silence():
-    with pytest.raises(UsageError, match="does not compress"):
-        adapter().setup(LocalCommunicator(World()), Exchange(compression="bfloat16"))

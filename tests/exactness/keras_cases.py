@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -319,6 +320,34 @@ def train(name: str, comm: Any) -> list[np.ndarray]:
     return before + (everything(made) if name.startswith("Adam") else state(made))
 
 
+COMPRESSED = "momentum, weight decay"
+COMPRESSIONS = ("bfloat16", "float16", "topk:0.1", "powersgd:2")
+
+
+def compressed(compression: str, comm: Any) -> list[np.ndarray]:
+    """A case with gradients that travel compressed; what is owed goes into a checkpoint and comes back from it."""
+    keras.utils.set_random_seed(comm.world.rank)
+    made = CASES[COMPRESSED]()
+    adapter: Any = made.adapter
+    trainer = started(made, comm, compression=compression, bucket_mb=0.001)  # two buckets
+    before = state(made)
+    trainer.fit()
+    after = state(made)
+    adapter.settle()
+    owed = adapter._exchange.state()
+    assert bool(owed) == (compression != "bfloat16"), owed.keys()
+    with tempfile.TemporaryDirectory() as folder:
+        adapter.snapshot()(Path(folder))
+        adapter.load(Path(folder))
+    back = adapter._exchange.state()
+    assert back.keys() == owed.keys()
+    assert all(np.array_equal(back[key], owed[key]) for key in owed)
+    adapter.sync()
+    shared = comm.allgather(sorted(adapter._exchange.state()), name="what is remembered")
+    assert all(names == sorted(owed) for names in shared)
+    return before + after
+
+
 def state(made: hvdtrain.Recipe) -> list[np.ndarray]:
     return values(made.adapter.model)  # type: ignore[attr-defined]
 
@@ -469,6 +498,9 @@ def main(out: Path, *chosen: str) -> None:
             keras.utils.set_random_seed(comm.world.rank)
             arrays = FITS[name](out)
         np.savez(out / f"{name}-{comm.world.rank}.npz", *arrays)
+    for name in COMPRESSIONS if comm.world.size > 1 else ():
+        if not chosen or name in chosen:
+            np.savez(out / f"{COMPRESSED} ({name})-{comm.world.rank}.npz", *compressed(name, comm))
     for check in CHECKS:
         if not chosen or check.__name__ in chosen:
             check(comm)

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.exactness import table
 from tests.support.harness import run_module
 
 pytest.importorskip("keras")
-from tests.exactness.keras_cases import CASES, FITS
+from tests.exactness.keras_cases import CASES, COMPRESSED, FITS
 
 pytestmark = pytest.mark.ranks
 
@@ -31,6 +32,23 @@ def test_ranks_compute_what_one_process_does(jobs, case):
     for ranks, (worst, bound) in found.items():
         assert table.ranks_agree(jobs[ranks], case, ranks)
         assert worst <= bound, f"{ranks} ranks"
+
+
+#: of the distance that the weights moved: how far from it compressed gradients may lead in 20 steps
+NEARBY = {"bfloat16": 2.0**-6, "float16": 2.0**-8, "topk:0.1": 0.5, "powersgd:2": 0.5}
+
+
+@pytest.mark.parametrize("compression", NEARBY)
+def test_compressed_gradients_lead_all_ranks_to_the_same_place_nearby(jobs, compression):
+    before, after = table.load(jobs[1], COMPRESSED)
+    moved = max(float(np.abs(new - old).max()) for old, new in zip(before, after, strict=True))
+    for ranks in (2, 3):
+        case = f"{COMPRESSED} ({compression})"
+        _, found = table.load(jobs[ranks], case)
+        worst = max(float(np.abs(mine - wanted).max()) for mine, wanted in zip(found, after, strict=True)) / moved
+        print(f"{case}: {ranks} ranks {worst:.1e} of the distance")
+        assert table.ranks_agree(jobs[ranks], case, ranks)
+        assert worst <= NEARBY[compression]
 
 
 WITHOUT_US = """
