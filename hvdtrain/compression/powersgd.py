@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.compression import Floats, Link, State
-from hvdtrain.compression.buckets import all_finite, flat
+from hvdtrain.compression.buckets import CHUNK, all_finite, flat
 from hvdtrain.compression.feedback import Residuals, forget_what_is_not_finite
 
 DEFAULT_RANK = 4
@@ -27,6 +27,8 @@ class PowerSgd:
 
     With M the matrix of a rank, its residual added, and Q [columns, rank] the same on all ranks: P = sum M Q, its columns made
     orthonormal; Q = sum M^T P; the sum of M is about P Q^T. A rank keeps M - P (M^T P)^T.
+
+    All ranks get the same bits on hosts whose BLAS round differently too: P's columns are rank 0's, and P Q^T is no matrix product.
     """
 
     def __init__(self, rank: int = DEFAULT_RANK) -> None:
@@ -56,14 +58,15 @@ class PowerSgd:
             lefts = _sum([*(matrix.own @ self._basis(matrix) for matrix in matrices), *plain], link)
             for gradient, total in zip(plain, lefts[len(matrices) :], strict=True):
                 gradient[...] = total
-            lefts = [_orthonormal(left) for left in lefts[: len(matrices)]]
+            lefts = [_orthonormal(left) if link.rank == 0 else np.zeros_like(left) for left in lefts[: len(matrices)]]
+            lefts = _sum(lefts, link)
             rights = [matrix.own.T @ left for matrix, left in zip(matrices, lefts, strict=True)]
             for matrix, left, right in zip(matrices, lefts, rights, strict=True):
                 np.matmul(left, right.T, out=matrix.owed)
                 np.subtract(matrix.own, matrix.owed, out=matrix.owed)
             forget_what_is_not_finite(owed)
             for matrix, left, right in zip(matrices, lefts, _sum(rights, link), strict=True):
-                np.matmul(left, right.T, out=matrix.own)
+                multiply(left, right, out=matrix.own)
                 if all_finite(right):
                     self._bases[matrix.name] = right
                 else:
@@ -110,6 +113,20 @@ def matrix_shape(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
     options = [(shape[0], size // max(shape[0], 1)), (size // max(shape[-1], 1), shape[-1])]
     rows, columns = min(options, key=sum)
     return (rows, columns) if (rows + columns) * rank < size else None
+
+
+def multiply(left: Floats, right: Floats, out: Floats) -> None:
+    """``left`` [rows, rank] times ``right`` [columns, rank], transposed: term by term, each rounded, as every processor does it."""
+    width = max(1, CHUNK // max(1, len(right)))
+    terms = [np.ascontiguousarray(column) for column in right.T]
+    room = np.empty((width, len(right)), np.float32)
+    for first in range(0, len(left), width):
+        piece, rows = out[first : first + width], left[first : first + width]
+        product = room[: len(piece)]
+        np.multiply(rows[:, :1], terms[0], out=piece)
+        for place in range(1, len(terms)):
+            np.multiply(rows[:, place : place + 1], terms[place], out=product)
+            piece += product
 
 
 def _sum(arrays: Sequence[Floats], link: Link) -> list[Floats]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
-from hvdtrain.compression.powersgd import PowerSgd, matrix_shape
+from hvdtrain.compression import powersgd
+from hvdtrain.compression.buckets import CHUNK
+from hvdtrain.compression.powersgd import PowerSgd, matrix_shape, multiply
+from hvdtrain.compression.powersgd import _orthonormal as orthonormal
 from tests.support.links import ThreadLink, on_ranks
 
 
@@ -75,3 +80,34 @@ def test_a_layer_that_had_no_gradient_comes_in_when_it_has_one():
         return total
 
     np.testing.assert_allclose(on_ranks(2, work)[0], 2 * part, atol=1e-4)
+
+
+def test_a_product_has_the_same_bits_on_every_processor():
+    rng = np.random.default_rng(3)
+    for rows, columns in ((CHUNK // 100 + 7, 100), (3, CHUNK + 1), (1, 1)):
+        left, right = (rng.normal(size=(length, 3)).astype(np.float32) for length in (rows, columns))
+        found = np.empty((rows, columns), np.float32)
+        multiply(left, right, out=found)
+        first, second, third = (np.float32(left[-1, place]) * right[:, place] for place in range(3))
+        np.testing.assert_array_equal(found[-1], (first + second) + third)
+        np.testing.assert_allclose(found, left @ right.T, rtol=1e-5, atol=1e-5)
+
+
+def test_hosts_whose_decompositions_round_differently_get_the_same_bits_and_lose_nothing(monkeypatch):
+    rng = np.random.default_rng(4)
+    parts = rng.normal(size=(2, 3, 30, 20)).astype(np.float32)
+    here = threading.local()
+    monkeypatch.setattr(powersgd, "_orthonormal", lambda matrix: -orthonormal(matrix) if here.rank else orthonormal(matrix))
+
+    def work(link: ThreadLink) -> tuple[list[np.ndarray], np.ndarray]:
+        here.rank = link.rank
+        compressor, results = PowerSgd(2), []
+        for part in parts[link.rank]:
+            matrix = part.copy()
+            compressor.exchange("b", [matrix], link)
+            results.append(matrix)
+        return results, compressor.state()["residual/b"]
+
+    (first, owed), (second, also) = on_ranks(2, work)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(sum(first).reshape(-1) + owed + also, parts.sum((0, 1)).reshape(-1), atol=1e-4)
