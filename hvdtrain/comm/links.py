@@ -54,16 +54,30 @@ class MpiLink:
 
     def sum(self, array: Floats) -> None:
         whole = array.reshape(-1)
-        if whole.nbytes < self.size * _SMALL:  # a tree has fewer rounds than a ring
+        if self.size == 2:  # each sends all that it has: as many bytes as a ring, in one round
+            self._add_the_other(whole)
+        elif whole.nbytes < self.size * _SMALL:  # a tree has fewer rounds than a ring
             self._wait([self._comm.Iallreduce(self._mpi.IN_PLACE, whole, op=self._mpi.SUM)], _Patience())
-            return
-        self._ring([_pieces(part) for part in np.array_split(whole, self.size)])
+        else:
+            self._ring([_pieces(part) for part in np.array_split(whole, self.size)])
 
     def alltoall(self, parts: NDArray[Any]) -> NDArray[Any]:
         return self._exchange(parts)
 
     def allgather(self, array: NDArray[Any]) -> NDArray[Any]:
         return self._exchange(np.broadcast_to(array, (self.size, *array.shape)))
+
+    def _add_the_other(self, array: NDArray[Any]) -> None:
+        """Collective of two ranks. Both add the same two numbers, so they get the same bits."""
+        mine, other = _pieces(array), 1 - self.rank
+        room = np.empty_like(array)
+        theirs = _pieces(room)
+        coming = [self._comm.Irecv(piece, other) for piece in theirs]
+        going = [self._comm.Isend(piece, other) for piece in mine]
+        patience = _Patience()
+        for own, piece, received, sent in zip(mine, theirs, coming, going, strict=True):
+            self._wait([received, sent], patience)
+            own += piece
 
     def _ring(self, parts: Sequence[Sequence[NDArray[Any]]]) -> None:
         """Collective. Sum over ranks, in place: as many parts as ranks, each in pieces.
