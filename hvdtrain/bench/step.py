@@ -59,13 +59,7 @@ def measure(comm: Communicator, plan: Plan, built: Built, observe: Observer) -> 
     batches = Batches(place)
     observe(Progress(0, 2, f"{plan.exchange}, warming up"))
     with closing(batches()) as source:
-        steps, once = 1, 0.0
-        spent, laps = 0.0, 0
-        # Frameworks trace their first step, and the loader tries its ways.
-        while spent < _WARM_UP_S or (laps < _WARM_UP_LAPS and not batches.way and spent < 5 * _WARM_UP_S):
-            once = timing.slowest(comm, [lap.run(source, steps)])[0]
-            spent, laps = spent + once * steps, laps + 1
-            steps = max(1, min(_LAP_STEPS, math.ceil(_LAP_S / once)))
+        steps, once = warm_up(comm, lambda steps: lap.run(source, steps), lambda: bool(batches.way))
         observe(Progress(1, 2, plan.exchange))
         found = lap.found = _Lap()
         for _ in range(max(_FEWEST, min(_MOST, math.ceil(plan.seconds / (once * steps))))):
@@ -78,6 +72,27 @@ def measure(comm: Communicator, plan: Plan, built: Built, observe: Observer) -> 
     setup = machine.setup(comm)
     wish = plan.wish
     observe(Finished(Steps(setup, wish.recipe, built.settings, built.framework, place.sampler.batch_size, (step,), {})))
+
+
+def warm_up(comm: Communicator, lap: Callable[[int], float], is_decided: Callable[[], bool]) -> tuple[int, float]:
+    """Collective. Laps until frameworks have traced their first step and the loaders of all ranks have tried their ways.
+
+    Args:
+        lap: does so many steps, and returns the seconds of one.
+        is_decided: whether this rank's loader has chosen its way.
+
+    Returns:
+        the steps of a lap that takes about ``_LAP_S``, and the seconds of one on the slowest rank; the same on all ranks.
+    """
+    steps, laps = 1, 0
+    spent = once = 0.0
+    undecided = 1.0
+    while spent < _WARM_UP_S or (laps < _WARM_UP_LAPS and undecided and spent < 5 * _WARM_UP_S):
+        # In one reduction: all ranks go on, or none does.
+        once, undecided = timing.slowest(comm, [lap(steps), float(not is_decided())])
+        spent, laps = spent + once * steps, laps + 1
+        steps = max(1, min(_LAP_STEPS, math.ceil(_LAP_S / once)))
+    return steps, once
 
 
 def merge(runs: Sequence[Steps]) -> Steps:

@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import pytest
 
-from hvdtrain.bench import results
+from hvdtrain.bench import results, step
 from hvdtrain.bench.loading import bottleneck
 from hvdtrain.bench.results import Step, Steps, Timing
 from hvdtrain.bench.step import merge
+from hvdtrain.comm.local import LocalCommunicator
+from hvdtrain.world import World
 from tests.bench.examples import SETUP
+from tests.support import recipes
 
 
 def run(exchange: str, seconds: float, update_s: float | None = 0.001) -> Steps:
@@ -46,3 +55,49 @@ def test_without_the_step_alone_nothing_is_told_of_what_is_exposed():
 )
 def test_the_bottleneck_is_named(source: float, loader: float, step: float, named: str):
     assert bottleneck(source, loader, step) == named
+
+
+@dataclass(frozen=True)
+class Threads(LocalCommunicator):
+    """Ranks that are threads of this process: the maximum over them."""
+
+    meeting: threading.Barrier
+    given: dict[int, np.ndarray]
+
+    def allreduce(self, values: Any, *, name: str, op: str = "sum") -> np.ndarray:
+        self.given[self.world.rank] = np.array(values)
+        self.meeting.wait()
+        found = np.max(list(self.given.values()), axis=0)
+        self.meeting.wait()
+        return found
+
+
+def test_ranks_end_their_warm_up_together_where_one_has_chosen_its_way_of_loading_earlier():
+    meeting, given = threading.Barrier(2, timeout=5.0), {}
+
+    def rank(number: int) -> tuple[int, tuple[int, float]]:
+        laps = 0
+
+        def lap(steps: int) -> float:
+            nonlocal laps
+            laps += 1
+            return 0.3 / steps
+
+        comm = Threads(World(number, 2), meeting, given)
+        found = step.warm_up(comm, lap, lambda: laps >= (3, 7)[number])
+        return laps, found
+
+    with ThreadPoolExecutor(2) as ranks:
+        (laps, first), (others, second) = ranks.map(rank, range(2))
+    assert (laps, first) == (others, second)
+    assert laps == 7
+
+
+def test_the_update_of_pytorchs_optimizer_is_timed():
+    # It reaches into the adapter: what is renamed there would leave out the column in silence.
+    adapter = recipes.torch().adapter
+    adapter.setup(LocalCommunicator(World()))
+    taken = step._watch_update(adapter)
+    assert taken == []
+    adapter.train_step(recipes.arrays(4), lr=0.1, weight=1.0)
+    assert len(taken) == 1
