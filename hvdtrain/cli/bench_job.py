@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -18,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 
 from hvdtrain.bench import events, job
+from hvdtrain.bench.child import started
 from hvdtrain.bench.events import Event, Finished, Note, Progress
 from hvdtrain.bench.results import Report
 from hvdtrain.errors import JobError
-from hvdtrain.launch import linux, process
+from hvdtrain.launch import process
 from hvdtrain.world import World
 
 #: Through a pipe, progress is a line so often.
@@ -95,7 +92,7 @@ def run(kind: str, plan: Any, where: Where, watcher: Watcher) -> int:
         return job.run(kind, plan, watcher)
     python = (sys.executable, "-P", "-m")
     argv = (*python, "hvdtrain", "run", "--no-prefix", *where.words, "--", *python, "hvdtrain.bench.job", *job.argv(kind, plan))
-    with process.unwinding(), _started(argv) as child:
+    with process.unwinding(), started(argv) as child:
         assert child.stdout is not None
         for line in child.stdout:
             event = events.decode(line.rstrip("\n"))
@@ -107,18 +104,3 @@ def run(kind: str, plan: Any, where: Where, watcher: Watcher) -> int:
     if code == 0 and watcher.report is None:
         raise JobError("the ranks ended without a result", "their own words are above")
     return code
-
-
-@contextmanager
-def _started(argv: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """The job, which ends with us: in order if it can."""
-    child = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, text=True, errors="replace", preexec_fn=linux.dies_with_us(signal.SIGTERM)
-    )
-    try:
-        yield child
-    except BaseException:
-        child.terminate()
-        raise
-    finally:
-        child.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -14,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hvdtrain.bench import events, job, step
+from hvdtrain.bench.child import started
 from hvdtrain.bench.events import Finished
 from hvdtrain.bench.recipes import Wish
 from hvdtrain.bench.results import Steps
-from hvdtrain.launch import linux
 from hvdtrain.tune import space
 from hvdtrain.tune.search import ENGINE, Ask, Failed, Measured
 
@@ -61,7 +60,7 @@ def run(argv: Sequence[str], limit_s: float) -> Measured | Failed:
     began = time.monotonic()
     lines: deque[str] = deque(maxlen=_LAST_LINES)
     found: Steps | None = None
-    with _started(argv) as child, _ended_after(child, limit_s) as over:
+    with started(argv, apart=True) as child, _ended_after(child, limit_s) as over:
         assert child.stdout is not None
         for line in child.stdout:
             event = events.decode(line.rstrip("\n"))
@@ -80,9 +79,8 @@ def run(argv: Sequence[str], limit_s: float) -> Measured | Failed:
 
 
 def engine(chosen: str) -> str:
-    """Which engine it is that the adapter tells of; empty if it tells of none."""
-    match = re.match(r"(?:exchange: )?(shared|horovod)", chosen.lower())
-    return match[1] if match else ""
+    """Which engine it is that the adapter tells of, whose words begin with it; empty if it tells of none."""
+    return next((name for name in ("shared", "horovod") if chosen.startswith(name)), "")
 
 
 def reason(lines: Sequence[str], code: int) -> str:
@@ -90,30 +88,6 @@ def reason(lines: Sequence[str], code: int) -> str:
     errors = [_WHO.sub("", line.partition("Error: ")[2]) for line in lines if line.startswith("Error: ")]
     words = [line.strip() for line in lines if line.strip()]
     return (errors or words or [f"its job ended with exit code {code}"])[-1]
-
-
-@contextmanager
-def _started(argv: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """The job, which ends with us: in order if it can."""
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # Ctrl-C is for us: we end the job, and store what is known
-        preexec_fn=linux.dies_with_us(signal.SIGTERM),
-    )
-    try:
-        yield child
-    except BaseException:
-        child.terminate()
-        raise
-    finally:
-        child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
 
 
 @contextmanager

@@ -33,9 +33,7 @@ def test_an_exchange_of_the_users_is_that_of_all_tries() -> None:
     ("chosen", "engine"),
     [
         ("shared memory (the 2 ranks share this host's memory); each rank updates its share", "shared"),
-        ("exchange: shared memory (asked for); each rank updates 1/2", "shared"),
         ("horovod, bfloat16 (asked for)", "horovod"),
-        ("exchange: Horovod (several hosts)", "horovod"),
         ("", ""),
     ],
 )
