@@ -18,16 +18,16 @@ from hvdtrain.world import World
 
 @dataclass(frozen=True)
 class Kind:
-    """A benchmark: what it is told, and how it is done. Of a recipe, ``measure`` gets it as well."""
+    """A benchmark: what it is told (None: nothing), and how it is done. Of a recipe, ``measure`` gets it as well."""
 
-    plan: type
+    plan: type | None
     measure: Callable[..., None]
     of_recipe: bool = False
 
 
 KINDS = {
     "allreduce": Kind(allreduce.Plan, allreduce.measure),
-    "link": Kind(link.Plan, link.measure),
+    "link": Kind(None, link.measure),
     "step": Kind(step.Plan, step.measure, of_recipe=True),
     "loader": Kind(loading.Plan, loading.measure, of_recipe=True),
 }
@@ -44,19 +44,21 @@ def run(kind: str, plan: Any, observe: Observer) -> int:
         built = [Built.of(plan.wish, rank.world)] if KINDS[kind].of_recipe else []
         rank.comm = connect(rank.world, built[0].framework if built else "numpy")
         rank.world = rank.comm.world
-        KINDS[kind].measure(rank.comm, plan, *built, observe if rank.world.is_primary else _nobody)
+        told = [] if plan is None else [plan]
+        KINDS[kind].measure(rank.comm, *told, *built, observe if rank.world.is_primary else _nobody)
 
     return guard(body)
 
 
 def argv(kind: str, plan: Any) -> list[str]:
     """The arguments of this module that ``main`` takes."""
-    return [kind, json.dumps(asdict(plan))]
+    return [kind, json.dumps(None if plan is None else asdict(plan))]
 
 
-def parse(kind: str, values: Mapping[str, Any]) -> Any:
+def parse(kind: str, values: Mapping[str, Any] | None) -> Any:
     """A plan as ``argv`` wrote it."""
-    return results.build(KINDS[kind].plan, values)
+    plan = KINDS[kind].plan
+    return None if plan is None else results.build(plan, values)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,7 @@ _LATENCY_TRIES, _TRIES = 100, 5
 Pair = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Plan:
-    pass
-
-
-def measure(comm: Communicator, plan: Plan, observe: Observer) -> None:
+def measure(comm: Communicator, observe: Observer) -> None:
     """Collective. Between the first ranks of all hosts; on one host between all its ranks.
 
     Raises:

@@ -82,8 +82,6 @@ def link(json_path: Path | None, **options: Any) -> int:
 
     One rank a host takes part. On one host, between its ranks: hvdtrain bench link -np 2.
     """
-    from hvdtrain.bench.link import Plan
-
     words = where.words(options)
     if World.from_env().size == 1:
         listed = allocation.hosts(os.environ, options["hosts"], options["hostfile"])
@@ -95,7 +93,7 @@ def link(json_path: Path | None, **options: Any) -> int:
             raise UsageError(
                 "a link has two ends, and this is 1 host", "name more: -H node1,node2; or -np 2 for ranks of one host"
             )
-    return _measured("link", Plan(), Where(words), json_path)
+    return _measured("link", None, Where(words), json_path)
 
 
 def _recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
