@@ -55,8 +55,8 @@ class Options:
         None, "Save and keep the best checkpoint by a validation figure, too: valid/loss:min, valid/accuracy:max."
     )
     max_time: float | None = _option(None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.")
-    exchange: Literal["auto", "horovod", "shared"] = _option(
-        "auto", "How gradients travel: auto, horovod, or shared (memory of one host's ranks)."
+    exchange: Literal["auto", "horovod", "shared", "prefer-shared"] = _option(
+        "auto", "How gradients travel: auto, horovod, shared (memory of one host's ranks), or prefer-shared: if it can be."
     )
     compression: str = _option(
         "none", "Of gradients, for slow networks: none, bfloat16, float16, topk[:SHARE] or powersgd[:RANK]."

@@ -10,7 +10,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.update import Update
 from hvdtrain.world import World
 
-Engine = Literal["auto", "horovod", "shared"]
+Engine = Literal["auto", "horovod", "shared", "prefer-shared"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,8 @@ class Exchange:
 
     Attributes:
         engine: "horovod": flat buckets, each reduced by Horovod as soon as it is ready. "shared": through memory that the
-            ranks of a host share. "auto": the second where it can be had and is faster, else the first.
+            ranks of a host share. "prefer-shared": the second where it can be had, else the first. "auto": the second where
+            it can be had and is faster, else the first.
         compression: as ``hvdtrain.compression.parse`` takes it.
         warmup: steps at the start without compression.
         bucket_mb: size of a bucket in MB (2**20 bytes).
@@ -49,10 +50,10 @@ def choose(wanted: Exchange, refusals: Sequence[str], world: World) -> Choice:
     rank, why = next(((rank, why) for rank, why in enumerate(refusals) if why), (0, ""))
     if why and not all(refusals):
         why = f"rank {rank}: {why}"
-    if wanted.engine == "shared":
-        if why:
-            raise UsageError(f"--exchange shared is not possible: {why}", "use --exchange horovod, or auto").everywhere()
-        return Choice("shared", "asked for")
+    if wanted.engine == "shared" and why:
+        raise UsageError(f"--exchange shared is not possible: {why}", "use --exchange horovod, or auto").everywhere()
+    if wanted.engine in ("shared", "prefer-shared"):
+        return Choice("horovod", f"shared memory is preferred, but {why}") if why else Choice("shared", "asked for")
     if wanted.engine == "horovod":
         return Choice("horovod", "asked for")
     if not why and world.num_nodes > 1:

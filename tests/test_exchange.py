@@ -54,6 +54,13 @@ def test_one_rank_that_cannot_is_enough_for_all():
         choose(Exchange(engine="shared"), ["", "the model is on a GPU"], HOST)
 
 
+def test_what_is_preferred_is_left_where_it_cannot_be():
+    wanted = Exchange(engine="prefer-shared")
+    assert choose(wanted, ["", ""], HOSTS).engine == "shared"
+    choice = choose(wanted, ["/dev/shm is full"] * 2, HOSTS)
+    assert (choice.engine, choice.reason) == ("horovod", "shared memory is preferred, but /dev/shm is full")
+
+
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(0, 60))
 def test_buckets_hold_neighbours_up_to_the_limit(sizes, limit):
     found = buckets(sizes, limit)

@@ -43,7 +43,7 @@ def look_up(
         return Overlay()  # the ranks will say what is wrong
     if found is None or not found.settings:
         return Overlay()
-    options = {name: value for name, value in space.options_of(found.settings).items() if config.origins.get(name) == "default"}
+    options = {name: value for name, value in space.wishes_of(found.settings).items() if config.origins.get(name) == "default"}
     variables = {name: value for name, value in space.variables_of(found.settings).items() if name not in environ}
     if options:
         variables[TUNED] = ",".join(f"{name}={value}" for name, value in options.items())

@@ -44,7 +44,7 @@ class Facts:
     Attributes:
         slots: ranks of each host.
         cpus: of this host; ``threads``: what each of its ranks gets by default.
-        open_mpi: whether Open MPI carries what the ranks exchange, and nobody else says how; else empty in ``no_mpi`` is why.
+        no_mpi: why Open MPI's choice of an allreduce is not ours to change; empty if it is.
         over_mpi: whether the ranks meet over MPI.
         options: names of the options of ``hvdtrain train`` that the user has set.
         variables: names of variables that the user has set for the ranks.
@@ -79,6 +79,14 @@ def factors(over: Sequence[str], facts: Facts) -> tuple[tuple[Factor, ...], dict
 def options_of(settings: Settings) -> dict[str, str]:
     """The settings that are options of ``hvdtrain train``."""
     return {OPTIONS[name]: value for name, value in settings if name in OPTIONS}
+
+
+def wishes_of(settings: Settings) -> dict[str, str]:
+    """The same for a run: shared memory only as far as there is room for it by then."""
+    return {
+        name: "prefer-shared" if (name, value) == (OPTIONS[ENGINE], "shared") else value
+        for name, value in options_of(settings).items()
+    }
 
 
 def variables_of(settings: Settings) -> dict[str, str]:

@@ -47,6 +47,7 @@ def test_what_cannot_be_is_left_out_with_the_reason(facts: Facts, missing: space
 def test_settings_are_options_of_train_and_variables_of_the_ranks() -> None:
     settings = (("exchange", "horovod"), ("bucket", "16"), ("cycle", "0.5"), ("threads", "2"), ("mpi", "plain"))
     assert space.options_of(settings) == {"exchange": "horovod", "bucket_mb": "16"}
+    assert space.wishes_of(settings) == space.options_of(settings)
     variables = space.variables_of(settings)
     assert variables == {
         "HOROVOD_CYCLE_TIME": "0.5",
@@ -56,6 +57,11 @@ def test_settings_are_options_of_train_and_variables_of_the_ranks() -> None:
     }
     # With it, the launch defaults leave the ring alone.
     assert defaults.chooses_algorithms(variables, (), ())
+
+
+def test_a_run_takes_shared_memory_only_if_there_is_room_for_it_by_then() -> None:
+    settings = (("exchange", "shared"),)
+    assert (space.options_of(settings), space.wishes_of(settings)) == ({"exchange": "shared"}, {"exchange": "prefer-shared"})
 
 
 def test_every_factor_can_be_told() -> None:
