@@ -16,7 +16,7 @@ from typing import Any
 from hvdtrain.config import Config
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod.cache import cache_folder, cache_key
-from hvdtrain.launch import Controller, Host
+from hvdtrain.launch import Controller, Host, detect, is_this_machine, resources
 from hvdtrain.tune import space
 from hvdtrain.tune.search import Settings
 
@@ -24,8 +24,11 @@ from hvdtrain.tune.search import Settings
 FORMAT = 1
 
 _PACKAGES = ("hvdtrain", "torch", "tensorflow", "tensorflow-cpu", "keras", "numpy", "horovod", "mpi4py")
-#: The options of ``hvdtrain train`` that a step's time hangs on, and that are not searched.
-_OPTIONS = ("batch_size", "batch_size_per_rank", "share", "loader_workers", "prefetch", "compression_warmup")
+#: The options of ``hvdtrain train`` that a step's time hangs on. Those that are searched count where the user has set them.
+_OPTIONS = (
+    *("batch_size", "batch_size_per_rank", "share", "loader_workers", "prefetch", "compression_warmup"),
+    *space.OPTIONS.values(),
+)
 
 
 @dataclass(frozen=True)
@@ -64,17 +67,15 @@ class DamagedError(HvdtrainError):
 def key(config: Config, hosts: Sequence[Host], controller: Controller, mpi: str) -> Key:
     """Of a job that trains ``config`` on ``hosts``, each with as many ranks as it has slots; ``mpi`` is the launcher's."""
     place, _, function = config.recipe.partition(":")
+    set_by_user = space.given(config.origins)
     return Key(
         {
             "recipe": _text(place),
             "function": function or "recipe",
             "settings": {name: str(value) for name, value in config.settings.items()},
-            "options": {
-                name: str(getattr(config.options, name))
-                for name in _OPTIONS
-                if config.origins.get(name) not in (None, "default")
-            },
-            "hosts": [[host.name, host.slots] for host in hosts],
+            "options": {name: str(getattr(config.options, name)) for name in _OPTIONS if name in set_by_user},
+            "hosts": [[_name(host), host.slots] for host in hosts],
+            "cpus": resources.usable_cpus(resources.affinity()),
             "controller": controller,
             "mpi": mpi,
             "versions": _versions(),
@@ -124,6 +125,12 @@ def write(path: Path, tuned: Tuned, more: Mapping[str, Any]) -> None:
     except OSError as error:
         message = f"the result cannot be stored in {path}: {error.strerror}"
         raise HvdtrainError(message, "set XDG_CACHE_HOME to a folder that you may write to") from None
+
+
+def _name(host: Host) -> str:
+    """A machine of one's own has a name that tells it from others which share the home directory."""
+    is_ours = is_this_machine(host.name) or host.name.lower() in detect.own_names()
+    return os.uname().nodename.lower() if is_ours else host.name.lower()
 
 
 def _text(place: str) -> str:

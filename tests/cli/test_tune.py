@@ -101,11 +101,13 @@ def test_other_runs_and_no_tuned_have_the_defaults(before, words, capsys):
 @pytest.mark.usefixtures("stored")
 def test_whatever_the_user_sets_wins(capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    Path("c.yaml").write_text("exchange: auto\n")
-    out, _ = shown(capsys, "recipe.py", "--set", "hidden=3", "--config", "c.yaml")
-    assert "HVDTRAIN_TUNED=bucket_mb=16: " in out
+    out, _ = shown(capsys, "recipe.py", "--set", "hidden=3")
     assert "TF_NUM_INTRAOP_THREADS=3: " in out
     assert "OMP_NUM_THREADS=3" not in out
+    # What is searched and set is another key: nothing was found for it.
+    Path("c.yaml").write_text("exchange: auto\n")
+    out, _ = shown(capsys, "recipe.py", "--set", "hidden=3", "--config", "c.yaml")
+    assert "tuned: " not in out
 
 
 def test_a_damaged_file_is_a_warning_and_the_defaults(stored, capsys):

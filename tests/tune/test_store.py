@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +32,7 @@ def _recipe(in_tmp: Path) -> None:
 
 
 @pytest.mark.usefixtures("_recipe")
-def test_the_key_has_all_that_a_step_hangs_on() -> None:
+def test_the_key_has_all_that_a_step_hangs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     first = path(config())
     assert first.parent == Path("/home/a/.cache/hvdtrain/tuned")
     others = [
@@ -40,7 +42,13 @@ def test_the_key_has_all_that_a_step_hangs_on() -> None:
         path(config(), HOSTS[:1]),
         path(config(), (Host("node1", 2), Host("node2", 1))),
         path(config(), mpi="Open MPI 5.0"),
+        path(config(exchange="horovod")),
+        path(config(compression="bfloat16")),
+        path(config(bucket_mb="16")),
     ]
+    monkeypatch.setattr(store.resources, "affinity", lambda: 1)
+    monkeypatch.setattr(store.resources, "usable_cpus", lambda affinity: affinity + 1000)
+    others.append(path(config()))
     Path("recipe.py").write_text("two")
     others.append(path(config()))
     assert len({first, *others}) == len(others) + 1
@@ -51,10 +59,24 @@ def test_the_key_has_nothing_that_a_step_does_not_hang_on() -> None:
     same = [
         config(),
         config("recipe.py:recipe"),
-        config(epochs="3", run_dir="runs/x", exchange="horovod"),
+        config(epochs="3", run_dir="runs/x"),
+        resolve("recipe.py", {}, {}, {"HVDTRAIN_TUNED": "exchange=horovod,bucket_mb=16"}, None),
         config("recipe:recipe"),
     ]
     assert len({path(each) for each in same}) == 1
+
+
+@pytest.mark.usefixtures("_recipe")
+def test_this_machine_has_one_name_in_the_key_and_machines_that_share_a_home_have_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def here(name: str) -> Path:
+        return path(config(), (Host(name, 2),))
+
+    assert here("localhost") == here("127.0.0.1") == here(os.uname().nodename)
+    before = here("localhost")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="another"))
+    assert here("localhost") == here("another") != before
 
 
 def test_what_is_stored_is_read_again(tmp_path: Path) -> None:
