@@ -113,7 +113,7 @@ def _state_of(optimizer: torch.optim.Optimizer, update: Update) -> tuple[tuple[s
         return (), (), "the optimizer is differentiable or capturable"
     slots: dict[str, None] = {}
     scalars: dict[str, Any] = {}
-    for group in optimizer.param_groups:
+    for group in (group for group in optimizer.param_groups if group["params"]):
         stepped = next((each for each in group["params"] if each.dim() and optimizer.state.get(each)), None)
         known, shape = (optimizer.state[stepped], stepped.shape) if stepped is not None else (None, torch.Size([3]))
         if known is None:

@@ -35,6 +35,8 @@ _SPIN_S, _SLEEP_S, _LONGEST_SLEEP_S = 200e-6, 20e-6, 1e-3
 #: What Linux may add to a sleep; by default as long as the shortest.
 _SLACK_NS, _PR_SET_TIMERSLACK = 1000, 29
 _LOOK_S = 0.1
+#: How long a launcher that knows more of a lost rank has to end this one.
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class HostMemory:
         for place in missing:
             process, namespace = self._processes[place]
             if process and namespace == _namespace() and not _is_alive(process) and place in self._missing():
+                time.sleep(_PATIENCE_S)
                 raise HvdtrainError(
                     f"rank {self.ranks[place]} (process {process}) has ended, and this rank waits in {what} it",
                     "its own words, or the launcher's, say why",

@@ -13,8 +13,11 @@ from typing import Any
 #: Names the job to its ranks, which name it in their last words: files of another job in the same place are not taken for them.
 JOB_VARIABLE = "HVDTRAIN_JOB"
 _OTHERS_SHOWN = 16
-#: What a rank says when another one has gone: Horovod, the Gloo below it, Open MPI.
-_CONSEQUENCE = re.compile(r"HorovodInternalError|Horovod has been shut down|gloo/transport/\S+\.cc|MPI_ERR_PROC_FAILED")
+#: What a rank says when another one has gone: Horovod, the Gloo below it, Open MPI, our own shared memory.
+_CONSEQUENCE = re.compile(
+    r"HorovodInternalError|Horovod (?:has been|was) shut down|gloo/transport/\S+\.cc|MPI_ERR_PROC_FAILED"
+    r"|\(process \d+\) has ended, and this rank waits"
+)
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b")
 
 

@@ -21,7 +21,9 @@ OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda p: torch.optim.SGD(p, 0.005),
     "SGD, momentum": lambda p: torch.optim.SGD(p, 0.005, momentum=0.9, weight_decay=0.01),
     "SGD, nesterov, no kernel": lambda p: torch.optim.SGD(p, 0.005, momentum=0.9, nesterov=True, foreach=False),
-    "SGD, dampening": lambda p: torch.optim.SGD(p, 0.005, momentum=0.9, dampening=0.5),
+    "SGD, dampening, an empty group": lambda p: torch.optim.SGD(
+        [{"params": p}, {"params": []}], 0.005, momentum=0.9, dampening=0.5
+    ),
     "Adam": lambda p: torch.optim.Adam(p, 0.01),
     "AdamW, amsgrad": lambda p: torch.optim.AdamW(p, 0.01, amsgrad=True),
     "Adamax": lambda p: torch.optim.Adamax(p, 0.01),

@@ -29,6 +29,8 @@ BYSTANDERS = (
     "HorovodInternalError: [/tmp/third_party/gloo/gloo/transport/tcp/pair.cc:589] Read error [10.0.0.2]:1234: Connection reset",
     "exit code 1: horovod.common.exceptions.HorovodInternalError: Broken pipe",
     "UnknownError: Horovod has been shut down. This was caused by an exception on one of the ranks",
+    "this rank waited for the others to reduce with, and Horovod was shut down",
+    "rank 1 (process 4711) has ended, and this rank waits in the exchange of gradients with it",
 )
 
 
