@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,17 @@ class HostCache:
             )
         self._filled: ArraySource | None = None
         self._memory: HostMemory | None = None
+        #: Held while the memory is read: a thread that loads ahead may still do that when it is given back.
+        self._reading = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, indices: Indices) -> Any:
-        return (self.source if self._filled is None else self._filled).take(indices)
+        with self._reading:
+            if self._filled is not None:
+                return self._filled.take(indices)
+        return self.source.take(indices)
 
     def on_host(self, comm: Communicator) -> HostCache:
         """Collective. Fill the memory, unless it is filled."""
@@ -71,7 +77,11 @@ class HostCache:
                 [Field(len(self) * array[0].size, array.dtype, once=True) for array in arrays],
             )
             whole = [flat.reshape(len(self), *array.shape[1:]) for flat, array in zip(self._memory.arrays, arrays, strict=True)]
-            self._fill(whole, *_part(len(self), self._memory.rank, self._memory.size))
+            part = slice(*_part(len(self), self._memory.rank, self._memory.size))
+            # Memory that is not written to is promised only, to others too: when they have taken it, who writes here is killed.
+            for array in whole:
+                array[part] = 0
+            self._fill(whole, part.start, part.stop)
             self._memory.meet("the cache of the data, which the ranks of this host fill")
         else:
             mine = _no_room(needed * comm.world.local_size, psutil.virtual_memory().available, "memory")
@@ -88,7 +98,8 @@ class HostCache:
     def close(self) -> None:
         """Collective. Give back what the ranks share; samples come from the data again."""
         if self._memory is not None:
-            memory, self._memory, self._filled = self._memory, None, None
+            with self._reading:
+                memory, self._memory, self._filled = self._memory, None, None
             memory.close()
 
     def __reduce__(self) -> Any:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.data import workers
 from hvdtrain.data.prefetch import ahead
 from hvdtrain.data.sampler import WHOLE, Sampler, Share, Slice
 from hvdtrain.data.sources import Source, at_epoch, take
@@ -30,23 +28,16 @@ class Loader:
 
     Args:
         prefetch: as many are loaded before they are asked for (0: without a thread).
-        workers: processes that load; they live as long as a pass. 0: the rank itself loads.
     """
 
     source: Source
     sampler: Sampler
     share: Share = WHOLE
     prefetch: int = 2
-    workers: int = 0
 
     def epoch(self, epoch: int, position: int = 0) -> Generator[Batch]:
         """The batches of ``epoch`` from ``position`` on. What loading raises is raised here, at its batch."""
-        parts = self.sampler.epoch(epoch, position, self.share)
-        if not self.workers:
-            yield from self.within(epoch, parts, self.prefetch)
-            return
-        with closing(workers.start(self.source, self.sampler, self.share, self.workers)) as pool:
-            yield from self.by(pool, epoch, parts, self.prefetch)
+        return self.within(epoch, self.sampler.epoch(epoch, position, self.share), self.prefetch)
 
     def within(self, epoch: int, parts: Iterable[Slice], prefetch: int) -> Generator[Batch]:
         """The batches ``parts`` of ``epoch``, loaded by this process."""

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 #: How long the thread waits for room in the queue before it looks whether it is still wanted.
 _LOOK_S = 0.1
-#: A source that hangs must not hold up the end; the thread is a daemon.
+#: A source that hangs must not hold up the end; the thread is a daemon, and what it reads from has to expect it.
 _END_S = 1.0
 
 
@@ -19,7 +19,7 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
     """The same items in the same order, ``depth`` of them got before they are asked for. What getting raises is raised here.
 
     The thread gives the interpreter away as soon as ``items`` reads, waits or copies arrays; Python code shares it with the
-    step. It begins with the first item that is asked for, and has ended when this generator has.
+    step. It begins with the first item that is asked for, and ends with this generator, or where an item takes long, with that.
     """
     ready: queue.Queue[tuple[T] | BaseException | None] = queue.Queue(maxsize=depth)
     closed = threading.Event()

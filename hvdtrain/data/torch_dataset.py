@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -19,6 +20,8 @@ from hvdtrain.data.workers import Failure
 from hvdtrain.errors import HvdtrainError, UsageError
 
 _END_S = 1.0
+#: For the thread that starts processes, and until a DataLoader has seen that its processes are gone (it looks every 5 s).
+_LAST_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,12 @@ class DataLoaderPool:
             multiprocessing_context=_context(),
             worker_init_fn=workers.live_with_rank,
             persistent_workers=True,
+            # Else it would draw from the random stream of the training, in another thread, at a time that hangs on the machine.
+            generator=torch.Generator().manual_seed(_seed(sampler, share)),
         )
+        #: Held by who reads from it: the thread of a pass that was left may still wait for a batch.
+        self._turn, self._pass = threading.Lock(), 0
+        self._closed = False
         self._iterator: Any = None
         self._error: Exception | None = None
         # A process that starts imports PyTorch, for seconds: meanwhile the training goes on.
@@ -96,15 +104,43 @@ class DataLoaderPool:
     def batches(self, epoch: int, parts: Iterable[Slice]) -> Generator[Any]:
         self._starter.join()
         self.is_ready()
-        self._order.tasks = ((epoch, part.position) for part in parts)
-        self._iterator = iter(self._loader)
-        for result in self._iterator:
+        with self._turn:
+            self._pass += 1
+            number = self._pass
+            self._order.tasks = ((epoch, part.position) for part in parts)
+            self._iterator = iter(self._loader)
+        while True:
+            with self._turn:
+                if self._pass != number or (result := next(self._iterator, self)) is self:
+                    return
             if isinstance(result, Failure):
                 raise result.raised()
             yield _tuples(result)
 
     def close(self) -> None:
-        self._starter.join()
+        self._closed = True
+        self._starter.join(_LAST_S)
+        if self._starter.is_alive():  # it ends what it has started
+            return
+        with self._turn_at_last():
+            self._pass += 1
+            self._end()
+
+    @contextlib.contextmanager
+    def _turn_at_last(self) -> Iterator[None]:
+        """Nobody reads any more; who waits for a process that hangs is told that it is gone."""
+        mine = self._turn.acquire(timeout=_END_S)
+        if not mine:
+            for process in getattr(self._iterator, "_workers", ()):
+                process.kill()
+            mine = self._turn.acquire(timeout=_LAST_S)
+        try:
+            yield
+        finally:
+            if mine:
+                self._turn.release()
+
+    def _end(self) -> None:
         processes = list(getattr(self._iterator, "_workers", ()))
         if self._iterator is not None:
             self._iterator._shutdown_workers()
@@ -119,6 +155,8 @@ class DataLoaderPool:
             self._iterator = iter(self._loader)
         except Exception as error:
             self._error = error
+        if self._closed:
+            self._end()
 
 
 class _Order:
@@ -142,6 +180,11 @@ class _Batches(Dataset[Any]):
             return take(at_epoch(self._source, epoch), self._sampler.batch(epoch, position, self._share))
         except Exception as error:
             return Failure.of(error)
+
+
+def _seed(sampler: Sampler, share: Share) -> int:
+    """Of what the processes of this rank draw: another one on each rank, since each seeds its processes by their numbers alone."""
+    return int(np.random.SeedSequence([sampler.seed % (1 << 64), share.before]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _context() -> Any:

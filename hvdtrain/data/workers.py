@@ -32,6 +32,8 @@ ALIGN = 64
 EACH = 2
 _LOOK_S = 0.1
 _END_S = 1.0
+#: for the thread that starts processes, once they are killed
+_START_END_S = 5.0
 
 
 class Pool(Protocol):
@@ -209,6 +211,8 @@ class Workers:
         #: batches that were asked for and are not fetched
         self._waiting: deque[_Lane] = deque()
         self._error: Exception | None = None
+        #: Held by who asks the processes or reads from them: the thread of a pass that was left may still wait for a batch.
+        self._turn, self._pass = threading.Lock(), 0
         packet = payload(source, sampler, share)
         # A process that starts imports the recipe's modules, for seconds: meanwhile the training goes on.
         self._starter = threading.Thread(target=self._start, args=(packet,), name="hvdtrain-loader-start", daemon=True)
@@ -222,8 +226,6 @@ class Workers:
     def batches(self, epoch: int, parts: Iterable[Slice]) -> Generator[Any]:
         self._starter.join()
         self.is_ready()
-        while self._waiting:  # left over by a pass that was not ended
-            self._waiting.popleft().receive()
         lanes, parts = itertools.cycle(self._lanes), iter(parts)
 
         def ask() -> None:
@@ -232,31 +234,49 @@ class Workers:
                 lane.ask((epoch, part.position))
                 self._waiting.append(lane)
 
-        for _ in range(EACH * self._count):
-            ask()
-        while self._waiting:
-            result = self._waiting.popleft().receive()
-            ask()
+        with self._turn:
+            self._pass += 1
+            number = self._pass
+            while self._waiting:  # left over by a pass that was not ended
+                self._waiting.popleft().receive()
+            for _ in range(EACH * self._count):
+                ask()
+        while True:
+            with self._turn:
+                if self._pass != number or not self._waiting:
+                    return
+                result = self._waiting.popleft().receive()
+                ask()
             if isinstance(result, Failure):
                 raise result.raised()
             yield result
 
     def close(self) -> None:
         self._closed = True
+        self._pass += 1
         for lane in self._lanes:
             lane.closed = True
-        self._starter.join()
+        self._starter.join(_LOOK_S)
+        mine = self._turn.acquire(timeout=_END_S)
+        if self._starter.is_alive() or not mine:  # it writes to, or reads from, a process that does not
+            for lane in self._lanes:
+                lane.kill()
+            self._starter.join(_START_END_S)
+            mine = mine or self._turn.acquire(timeout=_START_END_S)
         for lane in self._lanes:
             lane.end()
         for lane in self._lanes:
             lane.gone()
+        if mine:
+            self._turn.release()
 
     def _start(self, packet: Packet) -> None:
         try:
             for _ in range(self._count):
+                self._lanes.append(lane := _Lane())
                 if self._closed:
+                    lane.kill()
                     return
-                self._lanes.append(_Lane())
             for lane in self._lanes:
                 lane.closed = self._closed
                 lane.give(packet)
@@ -301,6 +321,9 @@ class _Lane:
         with contextlib.suppress(HvdtrainError, OSError):
             self.ask(None)
         self._here.close()
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def gone(self) -> None:
         self._process.join(_END_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from typing import Any
@@ -78,9 +79,34 @@ class Epochs(Python):
     epoch = 0
 
     def at_epoch(self, epoch: int) -> Epochs:
-        new = Epochs()
+        new = copy.copy(self)
         new.epoch = epoch
         return new
 
     def take(self, indices: np.ndarray) -> Any:
         return indices * 1000 + self.epoch
+
+
+class SlowAtFirst(Epochs):
+    """In the first epoch each batch takes some time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds=seconds)
+
+    def take(self, indices: np.ndarray) -> Any:
+        if not self.epoch:
+            time.sleep(self.seconds)
+        return super().take(indices)
+
+
+class Heavy(Epochs):
+    """Does not fit into a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ballast = np.zeros(4 << 20, np.uint8)
+
+
+def sleep(*_: Any) -> None:
+    """A process that does nothing."""
+    time.sleep(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.data import Dataset, IterableDataset, TensorDataset  # noqa: E402
 
-from hvdtrain.data import workers  # noqa: E402
+from hvdtrain.data import prefetch, torch_dataset, workers  # noqa: E402
 from hvdtrain.data.loader import Loader  # noqa: E402
 from hvdtrain.data.sampler import Sampler, Share  # noqa: E402
 from hvdtrain.data.sources import as_source  # noqa: E402
 from hvdtrain.data.torch_dataset import DataLoaderPool, DatasetSource  # noqa: E402
 from hvdtrain.errors import UsageError  # noqa: E402
+from tests.data.pools import passed  # noqa: E402
 
 SAMPLER = Sampler(103, 16, seed=3)
 X, Y = torch.arange(206.0).reshape(103, 2), torch.arange(103)
@@ -37,6 +39,14 @@ class Mixed(Dataset[Any]):
         if index == self.bad:
             raise OSError("bad disk")
         return {"x": np.full(3, index, np.float32), "pid": os.getpid()}, index
+
+
+class Sluggish(Mixed):
+    """Batches that take a quarter of a second."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.25 / 16)
+        return super().__getitem__(index)
 
 
 class Stream(IterableDataset[Any]):
@@ -91,6 +101,28 @@ def test_worker_processes_give_the_same_batches_in_every_pass():
 def test_an_error_keeps_its_kind_and_names_the_sample():
     bad = int(list(SAMPLER.epoch(0))[3].indices[2])
     with pytest.raises(OSError, match="bad disk") as raised:
-        list(Loader(as_source(Mixed(bad)), SAMPLER, workers=2).epoch(0))
+        list(passed(Loader(as_source(Mixed(bad)), SAMPLER), 2))
     assert raised.value.__notes__ == [f"while loading sample {bad}"]
     assert multiprocessing.active_children() == []
+
+
+def test_a_pass_waits_for_the_thread_of_one_that_was_left_and_the_random_stream_of_the_training_stays(monkeypatch):
+    monkeypatch.setattr(prefetch, "_END_S", 0.05)
+    before = torch.get_rng_state()
+    loader = Loader(as_source(Sluggish()), SAMPLER)
+    pool = workers.start(loader.source, SAMPLER, loader.share, 2)
+    try:
+        left = loader.by(pool, 0, SAMPLER.epoch(0), 1)
+        next(left)
+        left.close()  # its thread waits for the next batch
+        found = [batch.data[1].tolist() for batch in loader.by(pool, 1, SAMPLER.epoch(1), 2)]
+        assert found == [part.indices.tolist() for part in SAMPLER.epoch(1)]
+    finally:
+        pool.close()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_processes_of_each_rank_draw_other_numbers():
+    assert (
+        len({torch_dataset._seed(Sampler(103, 16, seed), Share.equal(rank, 3)) for seed in (-1, 5) for rank in range(3)}) == 6
+    )
