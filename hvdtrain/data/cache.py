@@ -77,11 +77,7 @@ class HostCache:
                 [Field(len(self) * array[0].size, array.dtype, once=True) for array in arrays],
             )
             whole = [flat.reshape(len(self), *array.shape[1:]) for flat, array in zip(self._memory.arrays, arrays, strict=True)]
-            part = slice(*_part(len(self), self._memory.rank, self._memory.size))
-            # Memory that is not written to is promised only, to others too: when they have taken it, who writes here is killed.
-            for array in whole:
-                array[part] = 0
-            self._fill(whole, part.start, part.stop)
+            self._fill(whole, *_part(len(self), self._memory.rank, self._memory.size))
             self._memory.meet("the cache of the data, which the ranks of this host fill")
         else:
             mine = _no_room(needed * comm.world.local_size, psutil.virtual_memory().available, "memory")

@@ -112,45 +112,6 @@ def test_data_that_does_not_fit_is_not_cached_and_that_is_said(caplog):
     assert cache._filled is None
 
 
-class Part:
-    """What one rank of a host has of the memory, as it may have been left."""
-
-    rank, ranks = 0, (0,)
-
-    def __init__(self, nbytes: int) -> None:
-        self.raw = np.full(nbytes, 255, np.uint8)
-        self.raw[:4096] = 0
-        self.parts = [memoryview(self.raw)]  # type: ignore[arg-type]
-
-    def fence(self) -> None: ...
-
-    def free(self) -> None: ...
-
-
-class Asked(Items):
-    """Notes what is in the memory when the first sample is read for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[Part] = []
-        self.seen: set[int] = set()
-
-    def __getitem__(self, index: int) -> Any:
-        if self.parts and not self.seen:
-            self.seen = set(self.parts[0].raw[4096 : 4096 + 50 * 12].tolist())  # the first array
-        return super().__getitem__(index)
-
-
-def test_all_of_the_memory_is_taken_before_samples_are_read():
-    items = Asked()
-    comm: Any = Elsewhere(World(size=2, local_size=1, num_nodes=2), shares_memory=True)
-    object.__setattr__(comm, "share", lambda nbytes: items.parts.append(Part(nbytes)) or items.parts[0])
-    cache = cached(items).on_host(comm)
-    assert cache.take(np.array([7]))[0]["x"].tolist() == [[7] * 3]
-    assert items.seen == {0}
-    cache.close()
-
-
 def test_memory_is_given_back_when_nobody_reads_it_any_more():
     entered, go, order = threading.Event(), threading.Event(), []
 
