@@ -370,7 +370,7 @@ class Trainer:
         """Collective."""
         if self.run_dir is not None:
             HERE.enter("saving a checkpoint")
-            self.adapter.settle()
+            self.adapter.settle(saving=True)
             self.checkpoints.save(self.state, stopped=self._votes.over)
             self._handover.saving(mine=self.comm.world.is_primary)
 

@@ -59,7 +59,7 @@ class Model:
     def __init__(self, *, fails: bool = False) -> None:
         self.fails, self.calls = fails, []
 
-    def settle(self) -> None:
+    def settle(self, *, saving: bool = False) -> None:
         self.calls.append("settle")
 
     def sync(self, root: int) -> None:

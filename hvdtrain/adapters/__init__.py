@@ -65,10 +65,11 @@ class Adapter(Protocol):
             HvdtrainError: a gradient is not finite (on all ranks alike): it names the rank and the tensor.
         """
 
-    def settle(self) -> None:
+    def settle(self, *, saving: bool = False) -> None:
         """Collective. Make equal what each rank gathers by itself (moving statistics of normalisation layers).
 
-        Called before the model is evaluated, saved or compared.
+        Called before the model is evaluated, saved or compared. ``saving``: the primary's ``snapshot`` is to have all that the
+        other ranks hold too (what they owe after compressed steps, which is as large as the model).
         """
 
     def eval_step(self, batch: Any) -> Means:
@@ -87,7 +88,10 @@ class Adapter(Protocol):
         """
 
     def load(self, directory: Path) -> None:
-        """Read what a snapshot wrote; ``sync`` follows where there are other ranks. What the recipe sets otherwise than it did then (a learning rate) is as it says now."""
+        """Read what a snapshot wrote; ``sync`` follows where there are other ranks.
+
+        What the recipe sets otherwise than it did then (a learning rate) is as it says now.
+        """
 
 
 def refuse_sum(loss: object) -> None:

@@ -216,9 +216,9 @@ class KerasAdapter:
             means = {name: Mean(total, count) for name, total in zip(self.figures, totals, strict=True)}
             return means if self.update.count is None else means | {"loss": Mean(totals[0], counted)}
 
-    def settle(self) -> None:
+    def settle(self, *, saving: bool = False) -> None:
         if self._exchange is not None:
-            self._exchange.settle()
+            self._exchange.settle(saving=saving)
         keras_state.settle(self._layers, self._comm, self._samples)
         self._samples = 0.0
 

@@ -19,6 +19,7 @@ from hvdtrain.adapters import keras_update
 from hvdtrain.comm import Communicator
 from hvdtrain.compression import Compressor, Floats
 from hvdtrain.compression.buckets import chunks
+from hvdtrain.compression.feedback import handed
 from hvdtrain.exchange import buckets
 from hvdtrain.progress import HERE
 from hvdtrain.update import Update
@@ -52,7 +53,6 @@ class CompressedExchange:
         self._limit = int(bucket_mb * (1 << 20))
         self._numbers = {id(variable): number for number, variable in enumerate(variables)}
         self._packed: dict[tuple[int, ...], _Packed] = {}
-        self._is_settled = True
 
     def numbers(self, variables: Sequence[Any]) -> tuple[int, ...]:
         """What ``step`` calls them."""
@@ -65,7 +65,6 @@ class CompressedExchange:
             packed = self._packed[used] = _Packed(used, [self._variables[number] for number in used], self._limit)
         for view, gradient in zip(packed.views, gradients, strict=True):
             np.copyto(view, np.asarray(gradient))
-        self._is_settled = False
         with np.errstate(all="ignore"):  # what is not finite is found in the norm
             for key, tensors in packed.buckets:
                 with HERE.waits(f"the exchange of {key}, compressed"):
@@ -80,11 +79,10 @@ class CompressedExchange:
             packed.apply(self._optimizer, *limits, clips=self._update.clip_value is not None)
         return norm
 
-    def settle(self) -> None:
-        """Collective. Rank 0's ``state`` is whole then."""
-        if not self._is_settled:
+    def settle(self, *, saving: bool = False) -> None:
+        """Collective. ``saving``: rank 0's ``state`` is whole then."""
+        if saving:
             self._compressor.settle(self._link)
-            self._is_settled = True
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Copies of what is remembered from step to step."""
@@ -95,8 +93,8 @@ class CompressedExchange:
         self._compressor.load(state, primary=self._link.rank == 0)
 
     def sync(self, root: int) -> None:
-        """Collective. All ranks go on from ``root``'s state: rank 0 owes what it owed."""
-        state = self.state() if self._comm.world.rank == root else {}
+        """Collective. All ranks go on from ``root``'s state, and owe what they owe."""
+        state = handed(self.state()) if self._comm.world.rank == root else {}
         names: list[str] = self._comm.broadcast(sorted(state), name="exchange/names", root=root)
         self.load({name: self._comm.broadcast(state.get(name), name=f"exchange/{name}", root=root) for name in names})
 

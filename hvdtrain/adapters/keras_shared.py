@@ -208,7 +208,7 @@ class SharedExchange:
             parts.update(factor, math.inf)
         return norm
 
-    def settle(self) -> None:
+    def settle(self, *, saving: bool = False) -> None:
         """Collective. Model and optimizer are whole on all ranks, to be read.
 
         Raises:

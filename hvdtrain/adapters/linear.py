@@ -72,7 +72,7 @@ class LinearAdapter:
         self.weights = self.weights - (self.lr if lr is None else lr) * self.velocity
         return means
 
-    def settle(self) -> None:
+    def settle(self, *, saving: bool = False) -> None:
         pass
 
     def eval_step(self, batch: Any) -> Means:

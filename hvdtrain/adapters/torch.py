@@ -78,6 +78,8 @@ class TorchAdapter:
         self._built = files.settings(optimizer)
         self._copy = files.HostCopy()
         self._exchange: GradientExchange = Alone(optimizer)
+        #: what carries compressed gradients; its compressor stays over the rounds of an elastic job
+        self._carrier: Compressed | None = None
         self._scaler: torch.amp.GradScaler | None = None
         #: whether the last pass was one of training
         self._is_training = False
@@ -122,7 +124,7 @@ class TorchAdapter:
         if choice.engine == "shared" and isinstance(plan, shared.Plan):
             parts = f"every rank updates all parameters: {plan.whole}" if plan.whole else "each rank updates its share"
             return shared.SharedExchange(plan, self.optimizer, self._comm), f"shared memory ({choice.reason}); {parts}"
-        carrier = self._compressed(wanted)
+        self._carrier = carrier = self._compressed(wanted)
         reducer = GradientReducer(self.model, self.update, bucket_bytes=int(wanted.bucket_mb * (1 << 20)), carrier=carrier)
         packed = f", {wanted.compression}" if carrier else ""
         return HorovodExchange(reducer, self.optimizer), f"horovod{packed} ({choice.reason})"
@@ -143,12 +145,17 @@ class TorchAdapter:
             raise UsageError(
                 f"--compression {wanted.compression} is not possible: {why}", "leave --compression out"
             ).everywhere()
+        last = self._carrier
+        if last is not None and last.is_over and last.compressor.name == compressor.name:
+            compressor = last.compressor
         return Compressed(compressor, self._comm.link())
 
     def sync(self, root: int = 0) -> None:
         if self._comm.world.size > 1:
             mine = self._comm.world.rank == root
             state = self._state() if mine else None
+            if state and "exchange" in state and self._carrier is not None:
+                state["exchange"] = self._carrier.handed()
             state = states.broadcast(state, self._comm, self._exchange.broadcast, device=self.device, root=root)
             if not mine:
                 self._set_state(state)
@@ -176,9 +183,11 @@ class TorchAdapter:
                 self._exchange.update()
             return means
 
-    def settle(self) -> None:
+    def settle(self, *, saving: bool = False) -> None:
         if self._comm.world.size > 1:
             self._exchange.settle()
+            if saving and self._carrier is not None:
+                self._carrier.settle()
             norms.average_statistics(self.model, self._comm, self._samples)
             self._samples = 0.0
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.adapters.torch_reducer import Bucket
 from hvdtrain.compression import Compressor, Link
+from hvdtrain.compression.feedback import handed, is_whole
 from hvdtrain.errors import HvdtrainError
 
 #: So long ``close`` waits for the bucket that is on its way: a network that is gone may never end it.
@@ -29,15 +30,18 @@ class Compressed:
     """A carrier. On a GPU, buckets go through host memory."""
 
     def __init__(self, compressor: Compressor, link: Link) -> None:
-        self._compressor, self._link = compressor, link
+        self.compressor, self._link = compressor, link
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         #: why nothing is exchanged any more
         self._error: BaseException | None = None
+        #: whether this rank has loaded what all owed together, and no step has followed
+        self._is_whole = False
         # It may wait for a network that is gone: the end of the process does not wait for it.
         self._thread = threading.Thread(target=self._work, name="exchange of gradients", daemon=True)
         self._thread.start()
 
     def begin(self, bucket: Bucket) -> _Job:
+        self._is_whole = False
         job = _Job(bucket)
         self._jobs.put(job)
         return job
@@ -52,19 +56,29 @@ class Compressed:
 
     def settle(self) -> None:
         """Collective, between steps. Rank 0's ``compressor.state()`` is whole then."""
-        self._compressor.settle(self._link)
+        self.compressor.settle(self._link)
 
     def state(self) -> dict[str, Any]:
-        return self._compressor.state()
+        return self.compressor.state()
 
     def load(self, state: Mapping[str, NDArray[Any]]) -> None:
-        self._compressor.load(state, primary=self._link.rank == 0)
+        self.compressor.load(state, primary=self._link.rank == 0)
+        self._is_whole = is_whole(state)
+
+    def handed(self) -> dict[str, Any]:
+        """For the other ranks to ``load``. What each owes is its own, unless this one has loaded what all owed together."""
+        return handed(self.compressor.state(), keep=not self._is_whole)
 
     def close(self) -> None:
         if self._error is None:
             self._error = HvdtrainError("the exchange of gradients is closed")
         self._jobs.put(None)
         self._thread.join(_PATIENCE_S)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing uses the compressor any more."""
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -87,6 +101,6 @@ class Compressed:
             tensors.append(part.reshape(len(parameter), -1) if parameter.dim() > 1 and len(parameter) else part)
             start += parameter.numel()
         with np.errstate(all="ignore"):  # what is not finite is found in the sum
-            self._compressor.exchange(bucket.name, tensors, self._link)
+            self.compressor.exchange(bucket.name, tensors, self._link)
         if bucket.flat.device.type != "cpu":
             bucket.flat.copy_(on_host)

@@ -46,9 +46,6 @@ class Carrier(Protocol):
     def wait(self, handle: Any) -> None:
         """Collective."""
 
-    def settle(self) -> None:
-        """Collective, between steps. The primary's ``state`` is whole then."""
-
     def state(self) -> dict[str, Any]:
         """What is remembered from step to step."""
 
@@ -265,12 +262,10 @@ class HorovodExchange:
 
     def __init__(self, reducer: GradientReducer, optimizer: torch.optim.Optimizer) -> None:
         self._reducer, self._optimizer = reducer, optimizer
-        self._is_settled = True
         self.pause, self.broadcast, self.close = reducer.pause, reducer.broadcast, reducer.close
 
     def begin(self, passes: int) -> None:
         self._reducer.begin(passes)
-        self._is_settled = False
 
     def finish(self, numbers: Sequence[float]) -> Summed:
         return Summed(self._reducer.finish(numbers))
@@ -282,9 +277,7 @@ class HorovodExchange:
         torch_fused.step(self._optimizer)
 
     def settle(self) -> None:
-        if not self._is_settled:
-            self._reducer.carrier.settle()
-            self._is_settled = True
+        pass
 
     def adopt(self) -> None:
         pass
@@ -313,9 +306,6 @@ class _Horovod:
 
     def wait(self, handle: Any) -> None:
         self._hvd.synchronize(handle)
-
-    def settle(self) -> None:
-        pass
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -69,4 +69,7 @@ class Compressor(Protocol):
         """Copies of what is remembered."""
 
     def load(self, state: Mapping[str, NDArray[Any]], *, primary: bool) -> None:
-        """Go on from rank 0's ``state``. All ranks load the same; ``primary``: this one is rank 0, and owes what was owed."""
+        """Go on from rank 0's ``state``. All ranks load the same; ``primary``: this one is rank 0, and owes what was owed.
+
+        Or from what ``feedback.handed`` made of the state of any rank.
+        """

@@ -16,6 +16,7 @@ from hvdtrain.compression import Floats, Link, State
 from hvdtrain.compression.buckets import all_finite, chunks
 
 _PREFIX = "residual/"
+_KEPT = "kept/"
 
 
 class Residuals:
@@ -49,8 +50,34 @@ class Residuals:
         return {_PREFIX + key: owed.copy() for key, owed in self._owed.items()}
 
     def load(self, state: Mapping[str, NDArray[Any]], *, primary: bool) -> None:
-        found = {key.removeprefix(_PREFIX): value for key, value in state.items() if key.startswith(_PREFIX)}
-        self._owed = {key: np.array(value if primary else np.zeros_like(value), np.float32) for key, value in found.items()}
+        found, before = {}, self._owed
+        for name, value in state.items():
+            if name.startswith(_PREFIX):
+                found[name.removeprefix(_PREFIX)] = np.array(value if primary else np.zeros_like(value), np.float32)
+            elif name.startswith(_KEPT):
+                key, size = name.removeprefix(_KEPT), abs(int(value))
+                own = before.get(key) if value > 0 else None
+                found[key] = own if own is not None and own.size == size else np.zeros(size, np.float32)
+        self._owed = found
+
+
+def is_whole(state: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether ``state`` has what is owed itself."""
+    return any(key.startswith(_PREFIX) for key in state)
+
+
+def handed(state: Mapping[str, NDArray[Any]], *, keep: bool = True) -> State:
+    """A rank's ``state`` for the other ones: they learn what is known alike, and which buckets there are, not what it owes itself.
+
+    Args:
+        keep: whether a rank that loads it goes on owing what it owes, or else nothing.
+    """
+    sizes = {
+        _KEPT + key.removeprefix(_PREFIX): np.array(owed.size if keep else -owed.size, np.int64)
+        for key, owed in state.items()
+        if key.startswith(_PREFIX)
+    }
+    return sizes | {key: value for key, value in state.items() if not key.startswith(_PREFIX)}
 
 
 def forget_what_is_not_finite(owed: Floats) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.compression import Compressor
 from hvdtrain.compression.choose import parse
+from hvdtrain.compression.feedback import handed
 from tests.support.links import ThreadLink, links, links_of_hosts, on_links, on_ranks
 
 NAMES = ["bfloat16", "float16", "topk:0.05", "powersgd:2"]
@@ -191,3 +192,26 @@ def test_tensors_with_a_gap_between_them_are_no_bucket():
     flat = np.zeros(10, np.float32)
     with pytest.raises(ValueError, match="one after the other"):
         on_ranks(2, lambda link: made("bfloat16").exchange("b", [flat[:4], flat[5:]], link))
+
+
+@pytest.mark.parametrize("name", ["topk:0.05 from step 2 on", *OWING])
+def test_who_takes_over_a_state_keeps_its_own_debts_and_gets_no_arrays_of_others(name):
+    given = gradients(4, 2)
+    name, steps = (name.split()[0], 2) if " from " in name else (name, 0)
+    compressors = [parse(name, warmup=steps) for _ in range(2)]
+    applied(name, given, compressors)
+    state = handed(compressors[0].state())
+    assert not [value for key, value in state.items() if value.size >= SIZE]
+    before = compressors[1].state()
+    compressors[1].load(state, primary=False)
+    np.testing.assert_equal(compressors[1].state(), before)
+    # One that joins owes nothing, and is asked for no other buckets than the rest when debts are added up.
+    joined_now = parse(name, warmup=steps)
+    joined_now.load(state, primary=True)
+    assert not owed(joined_now).any()
+    everyone = [*compressors, joined_now]
+    total = sum(map(owed, everyone))
+    on_ranks(3, lambda link: everyone[link.rank].settle(link))
+    np.testing.assert_allclose(owed(compressors[0]), total, rtol=1e-5, atol=1e-6 * np.abs(total).max())
+    compressors[1].load(handed(compressors[0].state(), keep=False), primary=False)
+    assert not owed(compressors[1]).any()

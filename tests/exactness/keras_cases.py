@@ -333,7 +333,7 @@ def compressed(compression: str, comm: Any) -> list[np.ndarray]:
     before = state(made)
     trainer.fit()
     after = state(made)
-    adapter.settle()
+    adapter.settle(saving=True)
     owed = adapter._exchange.state()
     assert bool(owed) == (compression != "bfloat16"), owed.keys()
     with tempfile.TemporaryDirectory() as folder:
