@@ -108,7 +108,6 @@ HOMES = {
         "adapters.keras_update",
         "bench.carriers",
         "comm.horovod",
-        "data.tf",
         "keras",
     },
     "keras": {

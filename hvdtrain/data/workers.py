@@ -26,8 +26,6 @@ from hvdtrain.data.sampler import Sampler, Share, Slice
 from hvdtrain.data.sources import Source, at_epoch, take
 from hvdtrain.errors import HvdtrainError, UsageError
 
-#: bytes; where an array begins that a framework is to take over without a copy
-ALIGN = 64
 #: Batches that a worker has been asked for and that are not fetched yet: one is loaded while another is sent.
 EACH = 2
 _LOOK_S = 0.1
@@ -175,13 +173,13 @@ class Packet:
 
 
 def receive(source: Connection) -> Any:
-    """The value of the next packet. Its arrays are new and begin where frameworks can take them over.
+    """The value of the next packet. Its arrays are new and can be written to.
 
     Raises:
         EOFError: the other end is gone.
     """
     head, sizes = source.recv()
-    arrays = [aligned(size) for size in sizes]
+    arrays: list[Any] = [np.empty(size, np.uint8) for size in sizes]
     for array in arrays:
         rest = memoryview(array)
         while rest:
@@ -190,13 +188,6 @@ def receive(source: Connection) -> Any:
                 raise EOFError
             rest = rest[count:]
     return pickle.loads(head, buffers=arrays)
-
-
-def aligned(nbytes: int) -> Any:
-    """New bytes that begin at a multiple of 64."""
-    raw = np.empty(nbytes + ALIGN, np.uint8)
-    start = -raw.__array_interface__["data"][0] % ALIGN
-    return raw[start : start + nbytes]
 
 
 class Workers:

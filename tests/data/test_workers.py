@@ -95,9 +95,8 @@ def test_a_rank_without_samples_gets_empty_batches():
     assert [array.shape for array in batch.data] == [(0, 5), (0,)]
 
 
-def test_arrays_begin_where_a_framework_can_take_them_over():
+def test_arrays_can_be_taken_over_and_written_to():
     for batch in passed(Loader(as_source(slow.Python(width=33)), SAMPLER), 1):
-        assert batch.data[0].ctypes.data % workers.ALIGN == 0
         assert batch.data[0].flags.writeable
 
 
