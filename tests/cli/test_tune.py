@@ -120,10 +120,9 @@ def test_a_damaged_file_is_a_warning_and_the_defaults(stored, capsys):
 def test_an_interrupt_ends_the_try_and_leaves_what_is_known(capsys):
     class Slow(tries.Job):
         def argv(self, ask: Ask) -> tuple[str, ...]:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()  # not before somebody waits for it
             return (sys.executable, "-c", "import time; time.sleep(60)")
 
-    interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    interrupt.start()
     job = Slow(Wish("r.py"), (), {}, 1.0)
     outcome = tune._drive(search.search([Factor("exchange", ("horovod",))], 100.0), job, tune.Teller(100.0))
     assert (outcome.ended_by, outcome.is_decided) == ("interrupt", False)
