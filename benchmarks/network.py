@@ -142,9 +142,10 @@ def sheet(rate: str, known: Mapping[str, Sequence[Measured]]) -> report.Sheet:
         cells = ["", "", "", ""]
         if "none" in figures and side != "none":
             ideal = max(figures["none"].median, link)
+            noise = [figure] if link > figures["none"].median else [figure, figures["none"]]
             cells[0] = f"{figure.median / ideal:.2f}"
             if side == "plain":
-                cells[3] = f"<= {PLAIN_BAR}: {_verdict(figure.median / ideal, PLAIN_BAR, [figure, figures['none']])}"
+                cells[3] = f"<= {PLAIN_BAR}: {_verdict(figure.median / ideal, PLAIN_BAR, noise)}"
         if "plain" in figures and side not in ("none", "plain"):
             medians, fastest = report.ratios(figure, figures["plain"])
             cells[1:3] = f"{medians:.2f}", f"{fastest:.2f}"
