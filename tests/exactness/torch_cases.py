@@ -535,7 +535,7 @@ def compressed(compression: str, comm: Any) -> list[np.ndarray]:
     before = _arrays(adapter.model)
     trainer.fit()
     after = _arrays(adapter.model)
-    adapter.settle()
+    adapter.settle(saving=True)
     owed = adapter._state().get("exchange", {})
     assert bool(owed) == (compression != "bfloat16"), owed.keys()
     with tempfile.TemporaryDirectory() as folder:
@@ -544,6 +544,11 @@ def compressed(compression: str, comm: Any) -> list[np.ndarray]:
     back = adapter._state().get("exchange", {})
     assert back.keys() == owed.keys()
     assert all(np.array_equal(back[key], owed[key]) for key in owed)
+    adapter.setup(comm, trainer.options.exchange_wanted)  # as the next round of an elastic job does
+    adapter.sync(root=comm.world.size - 1)
+    kept = adapter._state().get("exchange", {})
+    assert kept.keys() == owed.keys()
+    assert all(np.array_equal(kept[key], owed[key]) for key in owed)
     return before + after
 
 
