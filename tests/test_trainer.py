@@ -83,6 +83,13 @@ def test_evaluation_and_checkpoints_come_when_they_are_due(tmp_path):
     assert [path.name[-2:] for path in sorted((tmp_path / "checkpoints").iterdir())] == ["12", "24", "32"]
 
 
+def test_what_ranks_hold_by_themselves_is_gathered_for_a_checkpoint_alone(tmp_path):
+    recipe, gathered = recipes.linear(), []
+    recipe.adapter.settle = lambda *, saving=False: gathered.append(saving)  # type: ignore[method-assign]
+    fit(recipe, run_dir=tmp_path, max_steps=12, eval_every=3, save_every=6)
+    assert gathered == [False, False, True, False, False, True]
+
+
 def test_the_speed_counts_the_wait_for_figures_and_leaves_evaluations_out():
     class Late:
         """A figure that its device has not finished yet, as a tensor on a GPU is."""
