@@ -129,7 +129,8 @@ def blame(tensors: Sequence[str], loss: float | None, host: str, comm: Communica
     culprits = [(rank, *facts) for rank, facts in enumerate(everyone) if facts[0]]
     if not culprits:
         raise NotFiniteError(
-            "the gradients are finite on each rank, and their sum over the ranks or its norm overflows",
+            "the gradients are not finite, and those of each rank are when they are computed again: their sum over the ranks or its "
+            "norm overflows, or the loss is another one each time",
             "lower the learning rate or the scale of the loss; --resume auto goes on from the last checkpoint",
         ).everywhere()
     rank, names, loss, host = culprits[0]

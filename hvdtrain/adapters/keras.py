@@ -141,6 +141,7 @@ class KerasAdapter:
             self._exchange = None
         self._hvd = None
         if comm.world.size == 1:
+            parse(exchange.compression, warmup=exchange.warmup)  # a mistake is one here too
             return ""
         self._exchange, told = self._choose(exchange)
         if self._synced or not isinstance(self._exchange, SharedExchange):

@@ -114,8 +114,11 @@ class TorchAdapter:
         """Collective. What carries the gradients, and why."""
         world = self._comm.world
         if world.size == 1:
+            parse(wanted.compression, warmup=wanted.warmup)  # a mistake is one here too
             return Alone(self.optimizer), ""
-        plan = shared.plan(self.model, self.optimizer, self.update)
+        plan: shared.Plan | str = "horovod is asked for"
+        if wanted.engine != "horovod":
+            plan = shared.plan(self.model, self.optimizer, self.update)
         why = plan if isinstance(plan, str) else refusal(
             world, self.update, wanted, over_mpi=self._comm.shares_memory, on_host=self.device.type == "cpu",
             needed=plan.bytes_needed(world.local_size), room=room(),
