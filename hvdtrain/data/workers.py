@@ -161,10 +161,6 @@ class Packet:
         head = pickle.dumps(value, protocol=5, buffer_callback=found.append)
         return cls(head, [buffer.raw() for buffer in found])
 
-    @property
-    def nbytes(self) -> int:
-        return len(self.head) + sum(array.nbytes for array in self.arrays)
-
     def send(self, to: Connection) -> None:
         to.send((self.head, [array.nbytes for array in self.arrays]))
         for array in self.arrays:
