@@ -51,7 +51,9 @@ def choose(wanted: Exchange, refusals: Sequence[str], world: World) -> Choice:
     if why and not all(refusals):
         why = f"rank {rank}: {why}"
     if wanted.engine == "shared" and why:
-        raise UsageError(f"--exchange shared is not possible: {why}", "use --exchange horovod, or auto").everywhere()
+        raise UsageError(
+            f"--exchange shared is not possible: {why}", "use --exchange horovod or auto, or leave out what stands in the way"
+        ).everywhere()
     if wanted.engine in ("shared", "prefer-shared"):
         return Choice("horovod", f"shared memory is preferred, but {why}") if why else Choice("shared", "asked for")
     if wanted.engine == "horovod":
@@ -80,7 +82,7 @@ def refusal(
     if not over_mpi:
         return "the ranks meet over Gloo, shared memory needs MPI"
     if wanted.compression != "none":
-        return f"compression={wanted.compression} is for networks"
+        return f"--compression {wanted.compression} goes with horovod"
     if world.local_size == 1:
         return "this rank is alone on its host"
     if world.local_size * world.num_nodes != world.size:

@@ -35,6 +35,7 @@ def write(run_dir: RunDir, config: Config, trainer: Trainer, function: RecipeFun
             "settings": settings | dict(config.settings),
             "options": asdict(config.options) | used,
             "origins": {f"set.{name}": "recipe" for name in settings} | dict(config.origins) | of_recipe,
+            "exchange": trainer.exchange,
             "world": asdict(trainer.comm.world),
             "host": socket.gethostname(),
             "user": _user(),

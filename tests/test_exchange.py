@@ -32,7 +32,7 @@ FINE = {"over_mpi": True, "on_host": True, "needed": 10 << 20, "room": 64 << 20}
         (replace(HOSTS, local_size=3), {}, {}, {}, "different numbers of ranks"),
         (HOST, {"op": "adasum"}, {}, {}, "adasum"),
         (HOST, {"op": "sum", "process_sets": ((0, 1), (2, 3))}, {}, {}, "process_sets"),
-        (HOST, {}, {"compression": "bfloat16"}, {}, "compression=bfloat16 is for networks"),
+        (HOST, {}, {"compression": "bfloat16"}, {}, "--compression bfloat16 goes with horovod"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_with_the_reason(world, update, wanted, facts, why):
