@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -74,6 +75,11 @@ def factors(over: Sequence[str], facts: Facts) -> tuple[tuple[Factor, ...], dict
             values = ("horovod",)
         chosen.append(Factor(name, values, "" if name in (ENGINE, "threads") else "horovod"))
     return tuple(chosen), left_out
+
+
+def is_value(name: str, value: str) -> bool:
+    """Whether a search may find this value of a factor, on whatever hosts."""
+    return re.fullmatch(r"[1-9][0-9]{0,3}", value) is not None if name == "threads" else value in _VALUES.get(name, ())
 
 
 def options_of(settings: Settings) -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.config import Config
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import HvdtrainError, shown
 from hvdtrain.horovod.cache import cache_folder, cache_key
 from hvdtrain.launch import Controller, Host, detect, is_this_machine, resources
 from hvdtrain.tune import space
@@ -94,17 +94,22 @@ def read(path: Path) -> Tuned | None:
         if values["hvdtrain_tuned"] != FORMAT:
             return None
         settings = tuple((str(name), str(value)) for name, value in values["settings"])
-        unknown = [name for name, _ in settings if name not in space.NAMES]
-        if unknown:
-            raise ValueError(f"there is no {unknown[0]!r} to set")
-        return Tuned(settings, str(values["date"]), float(values["ratio"]))
+        for name, value in settings:
+            if not space.is_value(name, value):
+                raise ValueError(f"there is no {shown(f'{name}={value}')!r} to set")
+        date, ratio = str(values["date"]), float(values["ratio"])
+        if not date.isprintable():
+            raise ValueError(f"{shown(date)!r} is no date")
+        if not 0 < ratio <= 1:
+            raise ValueError(f"{ratio} is no part of the defaults' step time")
+        return Tuned(settings, date, ratio)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DamagedError(
             f"the tuned settings in {path} cannot be read: {error.strerror}", "hvdtrain tune writes them anew"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise DamagedError(f"{path} is damaged ({why}): the defaults are used", "hvdtrain tune writes it anew") from None
 

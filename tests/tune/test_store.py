@@ -99,6 +99,31 @@ def test_a_damaged_file_is_told_of(text: str, tmp_path: Path) -> None:
     assert "hvdtrain tune" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"settings": [["exchange", "rubbish"]]},
+        {"settings": [["threads", "-5"]]},
+        {"settings": [["threads", "0"]]},
+        {"settings": [["cycle", "abc"]]},
+        {"settings": [["bucket", "16; rm"]]},
+        {"settings": [["bucket", "16,seed=3"]]},
+        {"settings": [["compression", "none"]]},
+        {"settings": [["mpi", ""]]},
+        {"ratio": "nan"},
+        {"ratio": 0},
+        {"ratio": 1.5},
+        {"ratio": 10**400},
+        {"date": "2026\nrm -r x"},
+    ],
+)
+def test_values_that_no_search_finds_are_damage(damage: dict[str, object], tmp_path: Path) -> None:
+    file = tmp_path / "key.json"
+    store.write(file, TUNED, damage)
+    with pytest.raises(DamagedError, match=r"key\.json is damaged .*: the defaults are used"):
+        store.read(file)
+
+
 def test_a_file_of_another_format_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / "key.json").write_text('{"hvdtrain_tuned": 0}')
     assert store.read(tmp_path / "key.json") is None
