@@ -43,9 +43,13 @@ def look_up(
         return Overlay()  # the ranks will say what is wrong
     if found is None or not found.settings:
         return Overlay()
-    options = {name: value for name, value in space.wishes_of(found.settings).items() if config.origins.get(name) == "default"}
-    variables = {name: value for name, value in space.variables_of(found.settings).items() if name not in environ}
-    if options:
-        variables[TUNED] = ",".join(f"{name}={value}" for name, value in options.items())
-    text = f"{found.reason}: {space.text(found.settings)}; --no-tuned leaves it out"
-    return Overlay(variables, found.reason, text) if variables else Overlay()
+    options = {name for name, origin in config.origins.items() if origin != "default"}
+    settings = tuple(each for each in found.settings if not space.set_by_user(each[0], options, environ))
+    if not settings:
+        return Overlay()
+    variables = space.variables_of(settings)
+    if wishes := space.wishes_of(settings):
+        variables[TUNED] = ",".join(f"{name}={value}" for name, value in wishes.items())
+    # The ratio was measured with all of them together.
+    reason = found.reason if settings == found.settings else f"tuned ({found.date})"
+    return Overlay(variables, reason, f"{reason}: {space.text(settings)}; --no-tuned leaves it out")

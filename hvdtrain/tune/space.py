@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.tune.search import ENGINE, Factor, Settings
@@ -115,12 +115,16 @@ def given(facts_of: Mapping[str, str], default: str = "default") -> frozenset[st
     return frozenset(name for name, origin in facts_of.items() if origin not in (default, "tuned"))
 
 
+def set_by_user(name: str, options: Container[str], variables: Container[str]) -> str:
+    """What of a factor the user has set, who then has all of it: ``--bucket-mb``, ``OMP_NUM_THREADS``; empty: nothing."""
+    if OPTIONS.get(name) in options:
+        return f"--{OPTIONS[name].replace('_', '-')}"
+    return next((variable for variable in VARIABLES.get(name, ()) if variable in variables), "")
+
+
 def _refusal(name: str, facts: Facts) -> str:
-    if OPTIONS.get(name) in facts.options:
-        return f"you have set --{OPTIONS[name].replace('_', '-')}"
-    for variable in VARIABLES.get(name, ()):
-        if variable in facts.variables:
-            return f"you have set {variable}"
+    if of_user := set_by_user(name, facts.options, facts.variables):
+        return f"you have set {of_user}"
     if name != "threads" and sum(facts.slots) == 1:
         return "one rank exchanges nothing"
     if name == "threads" and not _threads(facts):

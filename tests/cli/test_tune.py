@@ -101,13 +101,16 @@ def test_other_runs_and_no_tuned_have_the_defaults(before, words, capsys):
 @pytest.mark.usefixtures("stored")
 def test_whatever_the_user_sets_wins(capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    out, _ = shown(capsys, "recipe.py", "--set", "hidden=3")
-    assert "TF_NUM_INTRAOP_THREADS=3: " in out
-    assert "OMP_NUM_THREADS=3" not in out
+    out, err = shown(capsys, "recipe.py", "--set", "hidden=3")
+    # Only what is used is told, and no ratio: it is that of all settings together.
+    assert "tuned (2026-11-30 20:00): exchange=horovod bucket=16 mpi=plain; --no-tuned leaves it out" in err
+    assert "_THREADS=3" not in out
+    assert "# HVDTRAIN_TUNED=exchange=horovod,bucket_mb=16: tuned (2026-11-30 20:00)" in out.splitlines()
     # What is searched and set is another key: nothing was found for it.
     Path("c.yaml").write_text("exchange: auto\n")
-    out, _ = shown(capsys, "recipe.py", "--set", "hidden=3", "--config", "c.yaml")
-    assert "tuned: " not in out
+    for words in (["--config", "c.yaml"], ["--exchange", "shared"], ["--bucket-mb", "2"]):
+        out, err = shown(capsys, "recipe.py", "--set", "hidden=3", *words)
+        assert "tuned" not in out.replace("coll_tuned", "") + err
 
 
 def test_a_damaged_file_is_a_warning_and_the_defaults(stored, capsys):
