@@ -87,7 +87,7 @@ class ItemSource:
     def _sample(self, index: int) -> Any:
         try:
             return self.items[index]
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"while loading sample {index}")
             raise
 
@@ -161,10 +161,20 @@ def take(source: Source, part: Slice) -> Any:
                 f"the data source gave {count} samples for {len(part.indices)} indices ({part})", "take(indices) gives one each"
             )
         return batch
-    except Exception as error:
+    except BaseException as error:
         if not getattr(error, "__notes__", None):  # it does not name the sample yet
             error.add_note(f"in the batch of {part}")
+        if isinstance(error, StopIteration):  # the first generator on its way would tell another error, without the note
+            raise plain(error) from error
         raise
+
+
+def plain(error: BaseException) -> RuntimeError:
+    """What ``error`` says, with its notes, as one that passes generators and ends no process."""
+    told = RuntimeError(f"{type(error).__name__}: {error}".removesuffix(": "))
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told
 
 
 def as_source(data: Any) -> Source:

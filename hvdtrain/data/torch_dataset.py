@@ -7,6 +7,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class DatasetSource:
     def _sample(self, index: int) -> Any:
         try:
             return self.dataset[index]
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"while loading sample {index}")
             raise
 
@@ -74,7 +75,7 @@ class DataLoaderPool:
     def __init__(self, source: DatasetSource, sampler: Sampler, share: Share, count: int) -> None:
         workers.pickled_size(source, sampler, share)  # says what cannot be pickled; DataLoader would in a worker's words
         self._order = _Order()
-        self._loader = DataLoader(
+        self._loader = _Quiet(
             _Batches(source, sampler, share),
             batch_size=None,  # what the data set gives are whole batches
             sampler=self._order,
@@ -108,9 +109,10 @@ class DataLoaderPool:
             self._pass += 1
             number = self._pass
             self._order.tasks = ((epoch, part.position) for part in parts)
-            self._iterator = iter(self._loader)
+            with self._named():
+                self._iterator = iter(self._loader)
         while True:
-            with self._turn:
+            with self._turn, self._named():
                 if self._pass != number or (result := next(self._iterator, self)) is self:
                     return
             if isinstance(result, Failure):
@@ -140,6 +142,17 @@ class DataLoaderPool:
             if mine:
                 self._turn.release()
 
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """PyTorch tells in many ways that a process is gone, for example by a file of it that is not found."""
+        try:
+            yield
+        except Exception:
+            processes = {process.sentinel: process for process in getattr(self._iterator, "_workers", ())}
+            if gone := wait(list(processes), _END_S):
+                raise workers.ended(processes[gone[0]]) from None
+            raise
+
     def _end(self) -> None:
         processes = list(getattr(self._iterator, "_workers", ()))
         if self._iterator is not None:
@@ -157,6 +170,13 @@ class DataLoaderPool:
             self._error = error
         if self._closed:
             self._end()
+
+
+class _Quiet(DataLoader[Any]):
+    """Warns of no number of processes: it is asked for, or measured to be best."""
+
+    def check_worker_number_rationality(self) -> None:
+        pass
 
 
 class _Order:
@@ -178,7 +198,7 @@ class _Batches(Dataset[Any]):
         epoch, position = task
         try:
             return take(at_epoch(self._source, epoch), self._sampler.batch(epoch, position, self._share))
-        except Exception as error:
+        except BaseException as error:
             return Failure.of(error)
 
 

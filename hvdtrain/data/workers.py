@@ -18,12 +18,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from hvdtrain.data.sampler import Sampler, Share, Slice
-from hvdtrain.data.sources import Source, at_epoch, take
+from hvdtrain.data.sources import Source, at_epoch, plain, take
 from hvdtrain.errors import HvdtrainError, UsageError
 
 #: Batches that a worker has been asked for and that are not fetched yet: one is loaded while another is sent.
@@ -84,15 +85,14 @@ class Failure:
     trace: str
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: BaseException) -> Failure:
         trace = "".join(traceback.format_exception(error))
+        if not isinstance(error, Exception):  # SystemExit and the like are meant for the worker
+            return cls(plain(error), trace)
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
-            plain = RuntimeError(f"{type(error).__name__}: {error}")
-            for note in getattr(error, "__notes__", ()):
-                plain.add_note(note)
-            error = plain
+            return cls(plain(error), trace)
         return cls(error, trace)
 
     def raised(self) -> Exception:
@@ -324,13 +324,19 @@ class _Lane:
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            self._process.join(_END_S)
-            code = self._process.exitcode
-            how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-            raise HvdtrainError(
-                f"a loader process ({self._process.pid}) ended {how}",
-                "signal 9 is mostly the host's memory that ran out: use fewer --loader-workers; 0 loads in the rank itself",
-            ) from None
+            raise ended(self._process) from None
+
+
+def ended(process: BaseProcess) -> HvdtrainError:
+    """That ``process`` is gone, and how."""
+    process.join(_END_S)
+    code = process.exitcode
+    if code is not None and code >= 0:
+        how, hint = f" with exit code {code}", "what it has printed says more; --loader-workers 0 loads in the rank itself"
+    else:
+        how = f" by signal {-code}" if code else ""
+        hint = "signal 9 is mostly the host's memory that ran out: use fewer --loader-workers; 0 loads in the rank itself"
+    return HvdtrainError(f"a loader process ({process.pid}) ended{how}", hint)
 
 
 def _work(rank: Connection) -> None:
@@ -359,7 +365,7 @@ def answer(rank: Connection, loaded: Callable[[int, int], Any], task: tuple[int,
     """Send what ``task`` gives, or what it raises."""
     try:
         packet = Packet.of(loaded(*task))
-    except Exception as error:
+    except BaseException as error:
         packet = Packet.of(Failure.of(error))
     packet.send(rank)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import time
 from typing import Any
 
@@ -42,6 +43,14 @@ class Fails(Python):
                 os.kill(os.getpid(), 9)
             if self.how == "odd":
                 raise OddError(1, 2)
+            if self.how == "exit":
+                sys.exit(3)
+            if self.how == "interrupt":
+                raise KeyboardInterrupt
+            if self.how == "stop":
+                raise StopIteration
+            if self.how == "gone":
+                os._exit(3)
             raise OSError("bad disk")
         return super().__getitem__(index)
 

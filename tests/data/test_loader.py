@@ -122,8 +122,9 @@ def test_a_source_that_says_stop_does_not_end_the_epoch_silently() -> None:
 
     batches = Loader(Recorded(stop), SAMPLER).epoch(0)
     next(batches)
-    with pytest.raises(RuntimeError, match="StopIteration"):
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
         next(batches)
+    assert "in the batch of" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("steps", [1, 2, 15])

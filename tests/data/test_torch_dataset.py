@@ -19,7 +19,8 @@ from hvdtrain.data.loader import Loader  # noqa: E402
 from hvdtrain.data.sampler import Sampler, Share  # noqa: E402
 from hvdtrain.data.sources import as_source  # noqa: E402
 from hvdtrain.data.torch_dataset import DataLoaderPool, DatasetSource  # noqa: E402
-from hvdtrain.errors import UsageError  # noqa: E402
+from hvdtrain.errors import HvdtrainError, UsageError  # noqa: E402
+from tests.data import slow  # noqa: E402
 from tests.data.pools import passed  # noqa: E402
 
 SAMPLER = Sampler(103, 16, seed=3)
@@ -39,6 +40,10 @@ class Mixed(Dataset[Any]):
         if index == self.bad:
             raise OSError("bad disk")
         return {"x": np.full(3, index, np.float32), "pid": os.getpid()}, index
+
+
+class Fails(slow.Fails, Dataset[Any]):
+    """The data set of this name, as one of PyTorch."""
 
 
 class Sluggish(Mixed):
@@ -77,7 +82,8 @@ def test_a_stream_is_refused():
         as_source(Stream())
 
 
-def test_worker_processes_give_the_same_batches_in_every_pass():
+def test_worker_processes_give_the_same_batches_in_every_pass_and_their_number_is_not_warned_of(monkeypatch):
+    monkeypatch.setattr(torch._utils, "cpu_count", lambda: 1)
     source = as_source(Mixed())
     for share, position in ((Share.equal(1, 3), 32), (Share.equal(7, 40), 0)):
         loader = Loader(source, SAMPLER, share)
@@ -103,6 +109,24 @@ def test_an_error_keeps_its_kind_and_names_the_sample():
     with pytest.raises(OSError, match="bad disk") as raised:
         list(passed(Loader(as_source(Mixed(bad)), SAMPLER), 2))
     assert raised.value.__notes__ == [f"while loading sample {bad}"]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("how", "text"), [("exit", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt")])
+def test_a_data_set_that_wants_to_end_its_worker_is_told_with_the_sample(how, text):
+    bad = int(list(SAMPLER.epoch(0))[3].indices[2])
+    with pytest.raises(RuntimeError, match=rf"^{text}\n") as raised:
+        list(passed(Loader(as_source(Fails(bad, how)), SAMPLER), 2))
+    assert raised.value.__notes__ == [f"while loading sample {bad}"]
+    assert "slow.py" in str(raised.value.__cause__)
+
+
+def test_a_process_that_dies_is_told_by_its_signal():
+    bad = int(list(SAMPLER.epoch(0))[3].indices[2])
+    with pytest.raises(HvdtrainError, match=r"a loader process \(\d+\) ended by signal 9") as raised:
+        list(passed(Loader(as_source(Fails(bad, "kill")), SAMPLER), 2))
+    assert "--loader-workers" in raised.value.hint
+    assert raised.value.__suppress_context__
     assert multiprocessing.active_children() == []
 
 

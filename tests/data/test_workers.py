@@ -100,7 +100,15 @@ def test_arrays_can_be_taken_over_and_written_to():
         assert batch.data[0].flags.writeable
 
 
-@pytest.mark.parametrize(("how", "kind", "text"), [("raise", OSError, "bad disk"), ("odd", RuntimeError, "OddError: odd 12")])
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("raise", OSError, "bad disk"),
+        ("odd", RuntimeError, "OddError: odd 12"),
+        ("exit", RuntimeError, r"^SystemExit: 3\n"),
+        ("stop", RuntimeError, r"^StopIteration\n"),
+    ],
+)
 def test_an_error_is_raised_at_its_batch_with_the_sample_and_the_place(how, kind, text):
     bad = int(list(SAMPLER.epoch(0))[3].indices[2])
     batches = passed(Loader(ItemSource(slow.Fails(bad, how)), SAMPLER), 2)
@@ -111,10 +119,11 @@ def test_an_error_is_raised_at_its_batch_with_the_sample_and_the_place(how, kind
     assert "slow.py" in str(raised.value.__cause__)
 
 
-def test_a_process_that_dies_is_told_by_its_signal():
+@pytest.mark.parametrize(("how", "text"), [("kill", "by signal 9"), ("gone", "with exit code 3")])
+def test_a_process_that_dies_is_told_with_how_it_ended(how, text):
     bad = int(list(SAMPLER.epoch(0))[3].indices[2])
-    with pytest.raises(HvdtrainError, match=r"a loader process \(\d+\) ended by signal 9"):
-        list(passed(Loader(ItemSource(slow.Fails(bad, "kill")), SAMPLER), 2))
+    with pytest.raises(HvdtrainError, match=rf"a loader process \(\d+\) ended {text}"):
+        list(passed(Loader(ItemSource(slow.Fails(bad, how)), SAMPLER), 2))
 
 
 def test_a_source_that_cannot_travel_is_refused_with_the_reason():
