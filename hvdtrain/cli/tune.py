@@ -67,7 +67,7 @@ def command(words: tuple[str, ...], budget: str, over: str, allow_compression: b
     if outcome.failure:
         raise JobError(f"the defaults cannot be measured: {outcome.failure}", "hvdtrain bench step shows all that a job says")
     _show(outcome, left_out)
-    if outcome.is_decided and outcome.arms:
+    if outcome.is_decided:
         _store(key, outcome)
     _conclude(outcome, budget_s, key)
     return _INTERRUPTED if outcome.ended_by == "interrupt" else 0
@@ -256,7 +256,15 @@ def _conclude(outcome: Outcome, budget_s: float, key: store.Key) -> None:
     if compared is not None and compared.is_complete:
         click.echo(_compared(compared))
     elif outcome.is_decided:
-        click.echo("Nothing was faster than the defaults: they are kept." if outcome.arms else "There is nothing to search.")
+        click.echo("Nothing was faster than the defaults: they are kept.")
+    elif not outcome.arms and not outcome.ended_by:
+        click.echo("There is nothing to search.")
+    elif not outcome.ended_by:
+        click.echo(
+            "Nothing but the defaults could be measured: nothing is stored."
+            if compared is None
+            else f"{space.text(compared.settings)} could not be compared with the defaults: nothing is stored."
+        )
     if outcome.ended_by == "budget":
         click.secho(f"The budget of {_minutes(budget_s)} ended the search before all was tried.", fg="yellow")
         if not outcome.is_decided:

@@ -135,7 +135,7 @@ class Outcome:
 
     Attributes:
         arms: everything that was measured; the first of a stage is what the others are compared with.
-        comparison: of the defaults with what has won; None if nothing was faster than they, or there was no time.
+        comparison: of the defaults with what has won, as far as it came; None if nothing was faster than they.
         left_out: settings that cannot be or cannot matter here, with the reason; a factor without a value is all of its values.
         spent_s: of the budget; ``needed_s``: the least budget for one comparison, as far as that can be told.
         ended_by: "budget" or "interrupt" if it ended before it was through, else empty.
@@ -157,10 +157,10 @@ class Outcome:
 
     @property
     def is_decided(self) -> bool:
-        """Whether ``settings`` is an answer, not what is left where the search was cut off."""
+        """Whether ``settings`` is an answer, not what is left where the search was cut off or had nothing to compare."""
         if self.comparison is not None:
             return self.comparison.is_complete
-        return not self.failure and not self.ended_by
+        return not self.failure and not self.ended_by and any(arm.settings != DEFAULTS for arm in self.arms)
 
 
 def search(factors: Sequence[Factor], budget_s: float) -> Generator[Ask, Reply, Outcome]:
@@ -257,9 +257,10 @@ def _race(state: _State, reference: _Tried, groups: Sequence[Sequence[_Tried]]) 
                 arm.dropped = arm.dropped or arm.rounds_s == [] or min(arm.rounds_s) > best.median_s() * (1 + noise)
 
 
-def _confirmed(state: _State, settings: Settings) -> Generator[Ask, Reply, Comparison | None]:
-    """The defaults against ``settings``; None if there is no time for any of it."""
+def _confirmed(state: _State, settings: Settings) -> Generator[Ask, Reply, Comparison]:
+    """The defaults against ``settings``, as far as there is time for it and none fails."""
     stage = "confirmation"
+    state.confirming = Comparison(settings, (), ())
     defaults, others = state.arm(stage, DEFAULTS), state.arm(stage, settings)
     for number in range(_CONFIRM_MOST):
         for arm in (defaults, others) if number % 2 == 0 else (others, defaults):

@@ -15,7 +15,7 @@ from hvdtrain.bench.recipes import Wish
 from hvdtrain.cli import main, tune
 from hvdtrain.launch import Host, detect
 from hvdtrain.tune import search, store, tries
-from hvdtrain.tune.search import Ask, Factor
+from hvdtrain.tune.search import Arm, Ask, Comparison, Factor, Outcome
 from hvdtrain.tune.store import Tuned
 from tests.support.harness import RECIPES, ROOT, hvdtrain
 
@@ -130,6 +130,28 @@ def test_an_interrupt_ends_the_try_and_leaves_what_is_known(capsys):
     outcome = tune._drive(search.search([Factor("exchange", ("horovod",))], 100.0), job, tune.Teller(100.0))
     assert (outcome.ended_by, outcome.is_decided) == ("interrupt", False)
     assert "exchange: defaults: interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("comparison", "said"),
+    [
+        (None, "Nothing but the defaults could be measured: nothing is stored."),
+        (
+            Comparison((("exchange", "horovod"),), (), ()),
+            "exchange=horovod could not be compared with the defaults: nothing is stored.",
+        ),
+    ],
+)
+def test_a_search_that_had_nothing_to_compare_stores_nothing(comparison, said, stored, capsys, monkeypatch):
+    outcome = Outcome(
+        (Arm("exchange", (), (1.0,), dropped=False),), comparison, (((("exchange", "horovod"),), "it fails"),), 9.0
+    )
+    monkeypatch.setattr(tune, "_drive", lambda *_: outcome)
+    before = stored.read_bytes()
+    assert main(["tune", "recipe.py", *TWO, "--set", "hidden=3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["exchange=horovod was left out: it fails", said]
+    assert [each.name for each in stored.parent.iterdir()] == [stored.name]
+    assert stored.read_bytes() == before
 
 
 @pytest.mark.ranks

@@ -169,6 +169,28 @@ def test_what_cannot_be_is_left_out_with_its_reason_and_the_search_goes_on():
     assert outcome.settings == (("bucket", "16"),)
 
 
+def test_nothing_is_decided_where_nothing_but_the_defaults_can_be_measured():
+    world = World({"exchange": {"horovod": 0.5}, "threads": {"2": 0.5}})
+    world.broken = frozenset({("exchange", "horovod"), ("threads", "2")})
+    outcome = found(world)
+    assert {arm.settings for arm in outcome.arms} == {DEFAULTS}
+    assert (outcome.is_decided, outcome.settings, outcome.ended_by, outcome.failure) == (False, DEFAULTS, "", "")
+
+
+def test_nothing_is_decided_where_what_was_fastest_fails_when_it_is_to_be_confirmed():
+    world = World({"exchange": {"horovod": 0.5}})
+    asks = search.search(world.factors(), AMPLE)
+    ask = next(asks)
+    try:
+        while True:
+            again = ask.stage == "confirmation" and ask.settings != DEFAULTS
+            ask = asks.send(Failed("it is gone", 1.0) if again else world.reply(ask))
+    except StopIteration as end:
+        outcome: Outcome = end.value
+    assert outcome.comparison == Comparison((("exchange", "horovod"),), (), ())
+    assert (outcome.is_decided, outcome.settings) == (False, DEFAULTS)
+
+
 def test_without_another_engine_the_first_measurement_counts():
     world = World({"exchange": {}, "bucket": {"1": 2.0}})
     assert found(world).is_decided
