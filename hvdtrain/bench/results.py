@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import statistics
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -216,8 +218,25 @@ def from_json(values: Mapping[str, Any]) -> Report:
 
 
 def write(path: Path, report: Report) -> None:
-    try:
+    with _told(path):
         path.write_text(json.dumps(to_json(report), indent=1) + "\n", encoding="utf-8")
+
+
+def check(path: Path) -> None:
+    """Raises UsageError if ``path`` cannot be written, which is left as it is: before something is measured for it."""
+    with _told(path):
+        if not path.exists():
+            target = Path(os.path.realpath(path))  # of a link, what it leads to is made and removed
+            target.open("xb").close()
+            target.unlink()
+        elif path.is_file() or path.is_dir():  # whoever reads a pipe would see it end
+            path.open("ab").close()
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -16,6 +16,7 @@ from hvdtrain.bench.recipes import Wish
 from hvdtrain.bench.results import Allreduce, Report, Steps
 from hvdtrain.cli import bench_job, bench_show, where
 from hvdtrain.cli.bench_job import Watcher, Where
+from hvdtrain.cli.ranges import Seconds
 from hvdtrain.cli.train_words import pair
 from hvdtrain.cli.work import is_file
 from hvdtrain.config import resolve
@@ -134,9 +135,7 @@ def _wish(recipe: str, settings: tuple[str, ...], options: dict[str, Any]) -> Wi
     "--exchange", default="horovod,shared", show_default=True, metavar="LIST", help="Exchanges to compare: also auto."
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Jobs of each, taking turns.")
-@click.option(
-    "--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, metavar="S", help="Of steps in each job."
-)
+@click.option("--seconds", type=Seconds(0.1), default=3.0, show_default=True, metavar="S", help="Of steps in each job.")
 @_job_options
 def step(
     recipe: str, settings: tuple[str, ...], exchange: str, rounds: int, seconds: float, json_path: Path | None, **options: Any
@@ -165,6 +164,7 @@ def step(
     from hvdtrain.bench import step as bench_step
 
     place = Where(where.words(options), alone=options["np"] == 1 and _are_here(options))
+    _check(json_path)
     runs: list[Steps] = []
     left_out: dict[str, str] = {}
     wanted = [bench_step.NONE, *names]
@@ -198,6 +198,7 @@ def loader(recipe: str, settings: tuple[str, ...], json_path: Path | None, **opt
 
 
 def _measured(kind: str, plan: Any, place: Where, json_path: Path | None, plot: Path | None = None) -> int:
+    _check(json_path, plot)
     with Watcher(f"bench {kind}") as watcher:
         code = bench_job.run(kind, plan, place, watcher)
     if code or watcher.report is None:
@@ -205,6 +206,14 @@ def _measured(kind: str, plan: Any, place: Where, json_path: Path | None, plot: 
     if plot is not None and isinstance(watcher.report, Allreduce):
         plots.write(plot, plots.bandwidth(watcher.report))
     return _tell(watcher.report, json_path)
+
+
+def _check(*paths: Path | None) -> None:
+    """Raises UsageError if one cannot be written, by rank 0, which does it."""
+    if World.from_env().rank == 0:
+        for path in paths:
+            if path is not None and str(path) != "-":
+                results.check(path)
 
 
 def _tell(report: Report, json_path: Path | None) -> int:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from hvdtrain.bench.recipes import Wish
 from hvdtrain.cli import bench_show, train_words, where
+from hvdtrain.cli.ranges import Seconds
 from hvdtrain.cli.work import is_file
 from hvdtrain.config import Config, seconds
 from hvdtrain.errors import JobError, UsageError, shown
@@ -39,7 +40,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 @click.option("--budget", default="5m", show_default=True, metavar="TIME", help="All tries together: 90s, 5m, 1h.")
 @click.option("--over", default=",".join(space.NAMES), show_default=True, metavar="LIST", help="What is searched.")
 @click.option("--allow-compression", is_flag=True, help="Search compression too, which changes what is computed.")
-@click.option("--seconds", "step_s", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Of steps in each try.")
+@click.option("--seconds", "step_s", type=Seconds(0.1), default=2.0, show_default=True, help="Of steps in each try.")
 @where.options
 def command(words: tuple[str, ...], budget: str, over: str, allow_compression: bool, step_s: float, **options: Any) -> int:
     """Find the settings under which RECIPE's step is fastest on these hosts, and store them for `hvdtrain run`.
@@ -61,6 +62,7 @@ def command(words: tuple[str, ...], budget: str, over: str, allow_compression: b
     job = tries.Job(_wish(config), ("--no-tuned", *where.words(options)), _variables(facts), step_s)
     told = Teller(budget_s)
     if any(factor.values for factor in factors):
+        store.check(key.path())
         outcome = _drive(search.search(factors, budget_s), job, told)
     else:
         outcome = Outcome((), None, (), 0.0)

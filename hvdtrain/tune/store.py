@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -116,9 +116,8 @@ def read(path: Path) -> Tuned | None:
 
 def write(path: Path, tuned: Tuned, more: Mapping[str, Any]) -> None:
     """Store, whole or not at all. ``more`` is for people who look into the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=path.parent)
+    with _folder(path) as folder:
+        descriptor, partial = tempfile.mkstemp(prefix=".partial-", dir=folder)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 json.dump({"hvdtrain_tuned": FORMAT, **asdict(tuned), **more}, file, indent=1)
@@ -127,6 +126,20 @@ def write(path: Path, tuned: Tuned, more: Mapping[str, Any]) -> None:
         except BaseException:
             os.unlink(partial)
             raise
+
+
+def check(path: Path) -> None:
+    """Raises HvdtrainError where ``write`` would: before something is measured that could not be stored."""
+    with _folder(path) as folder, tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[Path]:
+    """The folder of ``path``, made if need be; what the system refuses meanwhile is told as ours."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path.parent
     except OSError as error:
         message = f"the result cannot be stored in {path}: {error.strerror}"
         raise HvdtrainError(message, "set XDG_CACHE_HOME to a folder that you may write to") from None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,19 @@ def test_a_timing_is_the_median_and_the_quartiles():
     assert Timing.of([3.0, 1.0, 2.0, 5.0, 4.0]) == Timing(3.0, 1.0, 2.0, 4.0, 5)
     assert Timing.of([2.0]) == Timing(2.0, 2.0, 2.0, 2.0, 1)
     assert Timing.of([1.0, 2.0, 3.0]).noise == pytest.approx(0.5)
+
+
+def test_a_check_leaves_everything_as_it_is(tmp_path: Path):
+    (tmp_path / "old").write_text("old")
+    (tmp_path / "link").symlink_to("nothing")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("old", "new", "link", "pipe"):
+        results.check(tmp_path / name)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "old", "pipe"]
+    assert (tmp_path / "old").read_text() == "old"
+    for name in ("", "no/new", "old/new"):
+        with pytest.raises(UsageError, match="cannot be written: "):
+            results.check(tmp_path / name)
 
 
 @pytest.mark.parametrize("report", [ALLREDUCE, LINK])

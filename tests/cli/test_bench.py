@@ -8,7 +8,7 @@ import pytest
 
 from hvdtrain.bench import results
 from hvdtrain.bench.results import Allreduce, Link, Loading, Steps
-from hvdtrain.cli import bench_show, main
+from hvdtrain.cli import bench_job, bench_show, main
 from tests.bench.examples import ALLREDUCE, LINK
 from tests.support.harness import RECIPES, hvdtrain
 
@@ -25,6 +25,7 @@ from tests.support.harness import RECIPES, hvdtrain
         (["link", "-H", "a,b", "-np", "2"], "starts one rank on each host", "leave -np out"),
         (["step", "no.py"], "recipe 'no.py' does not exist", "check the path"),
         (["step", "no.py", "--exchange", "nccl"], "there is no exchange 'nccl'", "known: horovod, shared, auto"),
+        (["step", "no.py", "--seconds", "inf"], "'inf' is not a number of seconds", "hvdtrain bench step"),
         (["loader", "no.py", "--set", "lr"], "--set takes NAME=VALUE", "--set lr=VALUE"),
         (["loader", "no.py", "--batch-size", "many"], "expected int", "hvdtrain train --help"),
     ],
@@ -34,6 +35,23 @@ def test_a_mistake_is_told_before_anything_starts(words, message, hint, capsys):
     said = capsys.readouterr().err
     assert message in said
     assert hint in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["allreduce", "--json", "no/a.json"],
+        ["allreduce", "--plot", "no/a.svg"],
+        ["link", "-np", "2", "--json", "."],
+        ["step", f"{RECIPES}:linear", "--json", "no/a.json"],
+        ["loader", f"{RECIPES}:linear", "--json", "no/a.json"],
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_anything_starts(words, in_tmp, capsys, monkeypatch):
+    monkeypatch.setattr(bench_job, "run", lambda *_: pytest.fail("something was started"))
+    assert main(["bench", *words]) == 2
+    assert f"{words[-1]} cannot be written: " in capsys.readouterr().err
+    assert list(in_tmp.iterdir()) == []
 
 
 def test_a_table_says_which_carrier_was_fastest_and_how_near_the_limit(capsys):

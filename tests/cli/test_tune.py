@@ -54,6 +54,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
         ([str(DIGITS), "--over", "bucket,luck"], "there is no 'luck' to search", "known: exchange, bucket"),
         ([str(DIGITS), "--over", "compression"], "compression changes what is computed", "--allow-compression"),
         ([str(DIGITS), "--set", "hidden"], "--set takes NAME=VALUE", "--set hidden=VALUE"),
+        ([str(DIGITS), "--seconds", "nan"], "'nan' is not a number of seconds", "hvdtrain tune"),
         ([str(DIGITS), "-np", "3", "-H", "localhost:2"], "3 processes requested", "--oversubscribe"),
     ],
 )
@@ -62,6 +63,16 @@ def test_a_mistake_is_told_before_anything_starts(words, message, hint, capsys):
     said = capsys.readouterr().err
     assert message in said
     assert hint in said
+
+
+def test_a_result_that_cannot_be_stored_is_told_before_anything_starts(in_tmp: Path, capsys, monkeypatch):
+    (in_tmp / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_tmp / "file"))
+    monkeypatch.setattr(tune, "_drive", lambda *_: pytest.fail("something was started"))
+    assert main(["tune", str(DIGITS), *TWO]) == 1
+    said = capsys.readouterr().err
+    assert "the result cannot be stored in " in said
+    assert "set XDG_CACHE_HOME" in said
 
 
 def test_where_nothing_can_be_set_nothing_is_started(capsys, monkeypatch):

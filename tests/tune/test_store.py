@@ -133,3 +133,10 @@ def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HvdtrainError, match="cannot be stored"):
         store.write(tmp_path / "file" / "key.json", TUNED, {})
+    with pytest.raises(HvdtrainError, match="cannot be stored"):
+        store.check(tmp_path / "file" / "key.json")
+
+
+def test_a_check_leaves_nothing_in_the_folder(tmp_path: Path) -> None:
+    store.check(tmp_path / "tuned" / "key.json")
+    assert list((tmp_path / "tuned").iterdir()) == []
