@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import secrets
 import sys
@@ -19,6 +18,7 @@ import click
 
 from hvdtrain import startup
 from hvdtrain.cli import misplaced, show, tuned
+from hvdtrain.cli.ranges import Seconds
 from hvdtrain.cli.sections import SectionCommand, section
 from hvdtrain.cli.work import CONFIG, Work, is_file, recipe_work
 from hvdtrain.errors import JobError, UsageError
@@ -76,14 +76,6 @@ class RunCommand(SectionCommand):
         return rest
 
 
-class _Seconds(click.FloatRange):
-    """``nan`` is in every range."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number of seconds", param, ctx)
-
-
 where, launcher, ssh = section("Where"), section("Launcher"), section("ssh")
 elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), section("Output"), section("Ends")
 
@@ -132,7 +124,7 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
 @shown("--no-relay", is_flag=True, help="Start the ranks bare: no prefix, no files, no clean-up of their children.")
 @ends(
     "--grace",
-    type=_Seconds(0.1, 3600),
+    type=Seconds(0.1, 3600),
     default=GRACE_S,
     show_default=True,
     metavar="S",
@@ -140,7 +132,7 @@ elastic_job, environ, shown, ends = section("Elastic"), section("Environment"), 
 )
 @ends(
     "--stop-timeout",
-    type=_Seconds(0.1, 86400),
+    type=Seconds(0.1, 86400),
     default=STOP_S,
     show_default=True,
     metavar="S",
