@@ -69,9 +69,9 @@ class Notes(hvdtrain.Callback):
         die_at = int(die.rpartition(":")[2]) if die.rpartition(":")[0] == host else -1
         setup, train_step = adapter.setup, adapter.train_step
 
-        def noted_setup(comm: Any) -> None:
+        def noted_setup(comm: Any, exchange: Any) -> str:
             self.size = comm.world.size
-            setup(comm)
+            return setup(comm, exchange)
 
         def noted_step(batch: Any, **more: Any) -> Any:
             self.write("begin", samples=np.rint(batch[0][:, 0] * SAMPLES).astype(int).tolist())
