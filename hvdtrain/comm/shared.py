@@ -74,6 +74,8 @@ class HostMemory:
         #: a process and the namespace in which it has this number
         self._processes = [part[8:24].cast("q") for part in self._segment.parts]
         self._met = 0
+        #: not at all where there are more ranks than processors: who is waited for may want this one
+        self._spin_s = _SPIN_S if self.size <= _processors() else 0.0
         offset, once = _HEADER, _HEADER + sum(field.nbytes for field in fields if not field.once)
         #: of each field: the array of each rank, or the one that all have
         self.arrays: list[Any] = []
@@ -121,7 +123,7 @@ class HostMemory:
 
     def _wait(self, what: str) -> None:
         since = time.perf_counter()
-        while (waited := time.perf_counter() - since) < _SPIN_S:
+        while (waited := time.perf_counter() - since) < self._spin_s:
             if not self._missing():
                 return
         pause, looked = _SLEEP_S, waited
@@ -208,6 +210,11 @@ def room(path: Path = Path("/dev/shm")) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def _processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _namespace() -> int:
