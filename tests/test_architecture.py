@@ -79,6 +79,7 @@ FLOORS = {
 HOMES = {
     "torch": {
         "adapters.torch",
+        "adapters.torch_choice",
         "adapters.torch_compressed",
         "adapters.torch_exchange",
         "adapters.torch_files",

@@ -22,7 +22,7 @@ from hvdtrain.adapters import keras_update
 from hvdtrain.adapters.keras_state import unnumbered
 from hvdtrain.adapters.keras_update import TracedUpdate
 from hvdtrain.comm import Communicator
-from hvdtrain.comm.shared import Field, HostMemory, bytes_needed, share
+from hvdtrain.comm.shared import CHUNK_BYTES, Field, HostMemory, aligned, bytes_needed, share
 from hvdtrain.compression import Link
 from hvdtrain.consistency import check_values
 from hvdtrain.errors import UsageError
@@ -42,10 +42,7 @@ ELEMENT_WISE = (
     keras.optimizers.Lion,
     keras.optimizers.Ftrl,
 )
-#: Variables begin on cache lines, and where TensorFlow takes memory over as it is.
-_STEP = 16
-#: Elements that are summed at a time: they stay in the cache between reading, adding and writing.
-_CHUNK = 32 << 10
+_CHUNK = CHUNK_BYTES // 4
 
 Floats = NDArray[np.float32]
 
@@ -94,7 +91,7 @@ def layout(variables: Sequence[Any], optimizer: Any) -> Layout | str:
     offsets, length = [0] * len(variables), 0
     for number in order:
         offsets[number] = length
-        length += -(-_count(variables[number]) // _STEP) * _STEP
+        length += aligned(_count(variables[number]))  # on cache lines, where TensorFlow takes memory over as it is
     return Layout(list(variables), offsets, length, slots, tuple(decays), whole)
 
 
@@ -142,8 +139,7 @@ class SharedExchange:
         self._scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self._memory = HostMemory(comm.share, comm.world.local_rank, layout.fields())
         self._facts, self._flats, *once = self._memory.arrays
-        self._row, mine = self._facts[self._memory.rank], self._flats[self._memory.rank]
-        mine[:] = 0  # the gaps between variables too
+        self._row = self._facts[self._memory.rank]
         self._numbers = {id(variable): number for number, variable in enumerate(layout.variables)}
         self._parts: dict[tuple[int, ...], _Parts] = {}
         self._active: _Parts | None = None
@@ -416,7 +412,7 @@ def _cut(layout: Layout, used: Sequence[int], rank: int, size: int) -> Iterator[
     runs: list[tuple[int, int, bool]] = []
     for number in sorted(used, key=lambda number: layout.offsets[number]):
         start = layout.offsets[number]
-        stop = start + -(-_count(layout.variables[number]) // _STEP) * _STEP
+        stop = start + aligned(_count(layout.variables[number]))
         if runs and runs[-1][1:] == (start, layout.decays[number]):
             start = runs.pop()[0]
         runs.append((start, stop, layout.decays[number]))

@@ -1,4 +1,4 @@
-"""PyTorch: any module, any optimizer, gradients reduced by Horovod while backward still runs."""
+"""PyTorch: any module, any optimizer; how gradients travel between ranks is an exchange's business."""
 
 from __future__ import annotations
 
@@ -14,23 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.adapters import batch_pair, blame, refuse_sum
+from hvdtrain.adapters import batch_pair, blame, refuse_sum, torch_choice
 from hvdtrain.adapters import torch_files as files
 from hvdtrain.adapters import torch_fused as fused
 from hvdtrain.adapters import torch_metrics as stateful
 from hvdtrain.adapters import torch_norm as norms
-from hvdtrain.adapters import torch_shared as shared
 from hvdtrain.adapters import torch_state as states
 from hvdtrain.adapters.torch_compressed import Compressed
-from hvdtrain.adapters.torch_exchange import Alone, GradientExchange, Summed, sparse_weights, values_of
-from hvdtrain.adapters.torch_reducer import GradientReducer, HorovodExchange, start_horovod
+from hvdtrain.adapters.torch_exchange import Alone, GradientExchange, Summed, values_of
+from hvdtrain.adapters.torch_reducer import start_horovod
 from hvdtrain.comm import Communicator
-from hvdtrain.comm.shared import room
-from hvdtrain.compression.choose import parse
-from hvdtrain.compression.choose import refusal as no_compression
-from hvdtrain.compression.plain import Plain
 from hvdtrain.errors import UsageError
-from hvdtrain.exchange import Exchange, choose, refusal
+from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Mean, Means, merge
 from hvdtrain.update import Update
 from hvdtrain.world import World
@@ -106,58 +101,12 @@ class TorchAdapter:
             self._scaler.scale(torch.zeros((), device=self.device))  # makes its state, also where the first step has no sample
         fused.prefer(self.optimizer)
         self._exchange.close()
-        self._exchange, reason = self._choose(exchange)
+        self._exchange, self._carrier, reason = torch_choice.choose(
+            self.model, self.optimizer, self.update, comm, self.device, exchange, self._carrier
+        )
         if self.update.sync_batch_norm and comm.world.size > 1:
             norms.synchronize(self.model, start_horovod(self.update)[0])
         return reason
-
-    def _choose(self, wanted: Exchange) -> tuple[GradientExchange, str]:
-        """Collective. What carries the gradients, and why."""
-        world = self._comm.world
-        if world.size == 1:
-            parse(wanted.compression, warmup=wanted.warmup)  # a mistake is one here too
-            return Alone(self.optimizer), ""
-        plan: shared.Plan | str = "horovod is asked for"
-        if wanted.engine != "horovod":
-            plan = shared.plan(self.model, self.optimizer, self.update)
-        why = plan if isinstance(plan, str) else refusal(
-            world, self.update, wanted, over_mpi=self._comm.shares_memory, on_host=self.device.type == "cpu",
-            needed=plan.bytes_needed(world.local_size), room=room(),
-        )  # fmt: skip
-        choice = choose(wanted, self._comm.allgather(why, name="exchange/refusals"), world)
-        if choice.engine == "shared" and isinstance(plan, shared.Plan):
-            parts = f"every rank updates all parameters: {plan.whole}" if plan.whole else "each rank updates its share"
-            return shared.SharedExchange(plan, self.optimizer, self._comm), f"shared memory ({choice.reason}); {parts}"
-        self._carrier = carrier = self._compressed(wanted)
-        reducer = GradientReducer(self.model, self.update, bucket_bytes=int(wanted.bucket_mb * (1 << 20)), carrier=carrier)
-        packed = f", {'over MPI' if wanted.compression == 'none' else wanted.compression}" if carrier else ""
-        return HorovodExchange(reducer, self.optimizer), f"horovod{packed} ({choice.reason})"
-
-    def _compressed(self, wanted: Exchange) -> Compressed | None:
-        """Collective."""
-        compressor = parse(wanted.compression, warmup=wanted.warmup)
-        # Between hosts, sums over MPI flow faster around our own ring than through Horovod.
-        over_mpi = self._comm.world.num_nodes > 1 and self._comm.shares_memory and self.device.type == "cpu"
-        if compressor is None and not over_mpi:
-            return None
-        update, parameters = self.update, list(self.model.parameters())
-        why = no_compression(
-            compressor.name if compressor else "plain sums", op=update.op, precision=update.precision,
-            process_sets=bool(update.process_sets), sparse=bool(sparse_weights(self.model)),
-        )  # fmt: skip
-        if not why and any(each.dtype != torch.float32 for each in parameters if each.requires_grad):
-            why = "compressors take float32, and the model has other parameters"
-        if why and compressor is None:
-            return None
-        if why:
-            raise UsageError(
-                f"--compression {wanted.compression} is not possible: {why}", "leave --compression out"
-            ).everywhere()
-        compressor = compressor or Plain()
-        last = self._carrier
-        if last is not None and last.is_over and last.compressor.name == compressor.name:
-            compressor = last.compressor
-        return Compressed(compressor, self._comm.link())
 
     def sync(self, root: int = 0) -> None:
         if self._comm.world.size > 1:
@@ -244,7 +193,7 @@ class TorchAdapter:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
-        if remembered := self._exchange.state():
+        if self._comm.world.size > 1 and self._carrier is not None and (remembered := self._carrier.state()):
             state["exchange"] = remembered
         return state
 
@@ -254,7 +203,8 @@ class TorchAdapter:
         fused.prefer(self.optimizer)
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
-        self._exchange.load(state.get("exchange", {}))
+        if self._comm.world.size > 1 and self._carrier is not None:
+            self._carrier.load(state.get("exchange", {}))
 
     def _accumulate(
         self, parts: list[tuple[Any, Any, int]], factor: float, seed: int | None, scaler: Any

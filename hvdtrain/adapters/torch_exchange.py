@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -49,12 +49,6 @@ class GradientExchange(Protocol):
     def adopt(self) -> None:
         """Collective where ranks update parts. The optimizer's state was changed from outside."""
 
-    def state(self) -> dict[str, Any]:
-        """What it remembers from step to step, on the primary after ``settle``; empty if that is nothing."""
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from the primary's ``state``."""
-
     def close(self) -> None:
         """Let go of the model and the optimizer."""
 
@@ -87,12 +81,6 @@ class Alone:
         pass
 
     def adopt(self) -> None:
-        pass
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
         pass
 
     def close(self) -> None:

@@ -46,12 +46,6 @@ class Carrier(Protocol):
     def wait(self, handle: Any) -> None:
         """Collective."""
 
-    def state(self) -> dict[str, Any]:
-        """What is remembered from step to step."""
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from the primary's ``state``."""
-
     def close(self) -> None: ...
 
 
@@ -117,7 +111,7 @@ class GradientReducer:
         if self._sparse and update.op == "adasum":
             raise UsageError("op='adasum' cannot add up sparse gradients", "use Embedding(sparse=False), or op='average'")
         self._bucket_bytes = 0 if update.op == "adasum" else bucket_bytes  # which weighs each tensor by itself
-        self.carrier: Carrier = _Horovod(self.hvd, self._set, self._op) if carrier is None else carrier
+        self._carrier: Carrier = _Horovod(self.hvd, self._set, self._op) if carrier is None else carrier
         self._trainable: tuple[bool, ...] = ()
         self._passes, self._counts = 0, [0] * len(self._named)
         self._buckets: list[Bucket] = []
@@ -140,7 +134,7 @@ class GradientReducer:
     def close(self) -> None:
         """Let go of the model."""
         self._unhook()
-        self.carrier.close()
+        self._carrier.close()
 
     def _unhook(self) -> None:
         for hook in self._hooks:
@@ -173,7 +167,7 @@ class GradientReducer:
         sparse = [(parameter, self._gather(name, parameter)) for name, parameter in wired if id(parameter) in self._sparse]
         with start.shutdown_explained(), HERE.waits("allreduce of", self._unfinished):
             for bucket in self._buckets:
-                self.carrier.wait(bucket.handle)
+                self._carrier.wait(bucket.handle)
         for parameter, (indices, values) in sparse:
             rows, elements = self.hvd.synchronize(indices), self.hvd.synchronize(values)
             parameter.grad = torch.sparse_coo_tensor(rows[None], elements, parameter.shape, check_invariants=False).coalesce()
@@ -201,7 +195,7 @@ class GradientReducer:
 
     def _unfinished(self) -> list[str]:
         """The parameters whose sums are not there yet. For another thread, while ``finish`` waits."""
-        waiting = [bucket for bucket in self._buckets if bucket.handle is not None and not self.carrier.is_done(bucket.handle)]
+        waiting = [bucket for bucket in self._buckets if bucket.handle is not None and not self._carrier.is_done(bucket.handle)]
         return [name for bucket in waiting for name in bucket.names]
 
     def _on_gradient(self, number: int, bucket: Bucket, place: int, parameter: torch.nn.Parameter) -> None:
@@ -215,7 +209,7 @@ class GradientReducer:
         """Begin to sum the full buckets that are next: all ranks in the same order."""
         while self._begun < len(self._buckets) and not self._buckets[self._begun].missing:
             bucket = self._buckets[self._begun]
-            bucket.handle = self.carrier.begin(bucket)
+            bucket.handle = self._carrier.begin(bucket)
             self._begun += 1
 
     def _wire(self, trainable: tuple[bool, ...]) -> None:
@@ -262,10 +256,8 @@ class HorovodExchange:
 
     def __init__(self, reducer: GradientReducer, optimizer: torch.optim.Optimizer) -> None:
         self._reducer, self._optimizer = reducer, optimizer
-        self.pause, self.broadcast, self.close = reducer.pause, reducer.broadcast, reducer.close
-
-    def begin(self, passes: int) -> None:
-        self._reducer.begin(passes)
+        self.begin, self.pause = reducer.begin, reducer.pause
+        self.broadcast, self.close = reducer.broadcast, reducer.close
 
     def finish(self, numbers: Sequence[float]) -> Summed:
         return Summed(self._reducer.finish(numbers))
@@ -281,12 +273,6 @@ class HorovodExchange:
 
     def adopt(self) -> None:
         pass
-
-    def state(self) -> dict[str, Any]:
-        return self._reducer.carrier.state()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._reducer.carrier.load(state)
 
 
 class _Horovod:
@@ -306,12 +292,6 @@ class _Horovod:
 
     def wait(self, handle: Any) -> None:
         self._hvd.synchronize(handle)
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hvdtrain.adapters import torch_fused
 from hvdtrain.adapters.torch_exchange import Summed, is_dense, sparse_weights
 from hvdtrain.comm import Communicator
-from hvdtrain.comm.shared import Field, HostMemory, HostSum, bytes_needed
+from hvdtrain.comm.shared import Field, HostMemory, HostSum, aligned, bytes_needed
 from hvdtrain.compression import Link
 from hvdtrain.errors import UsageError
 from hvdtrain.progress import HERE
@@ -41,8 +41,6 @@ ELEMENT_WISE = (
     torch.optim.ASGD,
 )
 _NUMBERS = 4
-#: Parameters begin on cache lines.
-_STEP = 16
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -93,7 +91,7 @@ def plan(model: torch.nn.Module, optimizer: torch.optim.Optimizer, update: Updat
     for parameter in parameters:
         if not is_dense(parameter):
             return f"the memory of {names[id(parameter)]} has gaps"
-    sizes = [-(-parameter.numel() // _STEP) * _STEP for parameter in parameters]
+    sizes = [aligned(parameter.numel()) for parameter in parameters]  # each begins on a cache line
     offsets = [0, *np.cumsum(sizes).tolist()]
     dtype = np.float32 if kinds == {torch.float32} else np.float64
     slots, scalars, whole = _state_of(optimizer, update)
@@ -286,12 +284,6 @@ class SharedExchange:
                 for name, value in state.items()
             }
         self._expected = self._versions()
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        pass
 
     def close(self) -> None:
         self.settle()

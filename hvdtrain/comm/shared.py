@@ -28,7 +28,7 @@ _HEADER = 4096
 #: bytes, of the beginning of each part and each array: a cache line, and what TensorFlow asks of memory that it takes over
 ALIGN = 64
 #: Elements that are summed at a time: chunks of this size stay in the cache between reading, adding and writing.
-_CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 256 << 10
 #: While ranks wait: so long without giving the processor away, then asleep in between, longer and longer. Where others want the
 #: processor, who sleeps gets it back when it wakes; who yields it waits until they have used up their time (milliseconds).
 _SPIN_S, _SLEEP_S, _LONGEST_SLEEP_S = 200e-6, 20e-6, 1e-3
@@ -159,7 +159,7 @@ class HostSum:
         #: where this rank's share of the sum is after ``add_share``
         self.sums = flats[0]
         self.share = share(len(self.mine), memory.rank, memory.size)
-        self._chunk = max(1, _CHUNK_BYTES // self.mine.itemsize)
+        self._chunk = max(1, CHUNK_BYTES // self.mine.itemsize)
 
     def add_share(self, *, spread: bool) -> float:
         """Add up this rank's share, after a meeting; the sum of its squares is returned.
@@ -193,10 +193,15 @@ class HostSum:
             flat[self.share] = self.sums[self.share]
 
 
+def aligned(count: int) -> int:
+    """So many elements, and as many more as a cache line takes (of float32) to be full."""
+    step = ALIGN // 4
+    return -(-count // step) * step
+
+
 def share(count: int, rank: int, size: int) -> slice:
     """The part of ``count`` elements that a rank works on: equal ones, cut where cache lines end."""
-    step = ALIGN // 4
-    cut = [min(count, math.ceil(count * place / size / step) * step) for place in (rank, rank + 1)]
+    cut = [min(count, aligned(math.ceil(count * place / size))) for place in (rank, rank + 1)]
     return slice(cut[0], cut[1] if rank + 1 < size else count)
 
 
