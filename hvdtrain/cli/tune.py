@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,7 +24,7 @@ from hvdtrain.config import Config, seconds
 from hvdtrain.errors import JobError, UsageError, shown
 from hvdtrain.launch import Controller, Host, allocation, defaults, detect, environment, fit, hostfile, placement, resources
 from hvdtrain.tune import search, space, store, tries
-from hvdtrain.tune.search import Ask, Comparison, Failed, Interrupted, Outcome, Reply
+from hvdtrain.tune.search import Ask, Comparison, Factor, Failed, Interrupted, Measured, Outcome, Reply
 from hvdtrain.tune.space import Facts
 from hvdtrain.world import World
 
@@ -60,27 +61,33 @@ def command(words: tuple[str, ...], budget: str, over: str, allow_compression: b
         left_out.pop(((space.CHANGES_RESULTS, ""),), None)
     key = store.key(config, hosts, controller, str(found.mpi or ""))
     job = tries.Job(_wish(config), ("--no-tuned", *where.words(options)), _variables(facts), step_s)
-    told = Teller(budget_s)
+    told = Teller(budget_s, factors)
     if any(factor.values for factor in factors):
         store.check(key.path())
         outcome = _drive(search.search(factors, budget_s), job, told)
     else:
         outcome = Outcome((), None, (), 0.0)
     if outcome.failure:
-        raise JobError(f"the defaults cannot be measured: {outcome.failure}", "hvdtrain bench step shows all that a job says")
+        longer = "; if it may take that long, raise --budget" if outcome.spent_s >= budget_s else ""
+        raise JobError(
+            f"the defaults cannot be measured: {outcome.failure}", f"hvdtrain bench step shows all that a job says{longer}"
+        )
     _show(outcome, left_out)
     if outcome.is_decided:
         _store(key, outcome)
     _conclude(outcome, budget_s, key)
-    return _INTERRUPTED if outcome.ended_by == "interrupt" else 0
+    if outcome.ended_by == "interrupt":
+        return _INTERRUPTED
+    return 0 if outcome.is_decided or not outcome.arms else 1
 
 
 class Teller:
     """Says on stderr what is tried, and what it gave: beside a live line on a terminal, alone through a pipe."""
 
-    def __init__(self, budget_s: float) -> None:
+    def __init__(self, budget_s: float, factors: Sequence[Factor]) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._budget_s, self._began = budget_s, time.monotonic()
+        self._factors, self._is_first = factors, True
 
     def trying(self, ask: Ask) -> Progress | nullcontext[None]:
         """The live line while this is open."""
@@ -98,6 +105,13 @@ class Teller:
             result = f"left out: {reply.reason}" if isinstance(reply, Failed) else bench_show.seconds(reply.step_s)
         text = f"{self._clock()} {ask.stage}: {space.text(ask.settings)}: {result}"
         self._console.print(text, markup=False)
+        if self._is_first and isinstance(reply, Measured):
+            self._is_first = False
+            ahead = search.forecast(self._factors, [reply.took_s])
+            self._console.print(
+                f"that job took {reply.took_s:.0f} s; if the next ones do, --budget {_budget(ahead.least_s)} is the least that can "
+                f"find something out, and {_budget(ahead.whole_s)} is usually enough for all there is to try"
+            )
 
     def _clock(self) -> str:
         return f"{_minutes(time.monotonic() - self._began)} of {_minutes(self._budget_s)}"
@@ -267,18 +281,27 @@ def _conclude(outcome: Outcome, budget_s: float, key: store.Key) -> None:
             if compared is None
             else f"{space.text(compared.settings)} could not be compared with the defaults: nothing is stored."
         )
+    if outcome.ended_by == "budget" and not outcome.is_decided:
+        raise _too_short(outcome, budget_s)
     if outcome.ended_by == "budget":
-        click.secho(f"The budget of {_minutes(budget_s)} ended the search before all was tried.", fg="yellow")
-        if not outcome.is_decided:
-            click.echo(
-                f"Nothing is stored. One comparison takes about {_minutes(outcome.needed_s)} here, a search several times that."
-            )
+        click.secho(f"The budget of {_minutes(budget_s)} did not suffice to try everything.", fg="yellow")
     elif outcome.ended_by == "interrupt":
         click.secho(
             f"Interrupted{'' if outcome.is_decided else ' before anything was confirmed: nothing is stored'}.", fg="yellow"
         )
     if outcome.settings:
         click.echo(f"Stored in {key.path()}; hvdtrain run with this recipe, its settings and these hosts uses it.")
+
+
+def _too_short(outcome: Outcome, budget_s: float) -> JobError:
+    assert outcome.forecast is not None
+    ahead, tries = outcome.forecast, sum(len(arm.rounds_s) for arm in outcome.arms)
+    return JobError(
+        f"--budget {_budget(budget_s, up=False)} is too short, and nothing was found out or stored: {tries} "
+        f"{'jobs' if tries > 1 else 'job'} took {outcome.spent_s:.0f} s, and what is left has no room for another one and for "
+        f"the comparison of the best with the defaults after it ({_budget(ahead.least_s)} in all at least)",
+        f"the same command with --budget {_budget(max(ahead.whole_s, 2 * budget_s))}",
+    )
 
 
 def _compared(compared: Comparison) -> str:
@@ -291,6 +314,16 @@ def _compared(compared: Comparison) -> str:
     )
     verdict = "" if compared.is_gain else ". That is within the noise: the defaults are kept"
     return f"{space.text(compared.settings)}: {figures}{verdict}"
+
+
+def _budget(value_s: float, *, up: bool = True) -> str:
+    """As ``--budget`` takes it; ``up``: to a round number that is not below."""
+    if not up:
+        return f"{value_s:g}s" if value_s < 120 or value_s % 60 else f"{value_s / 60:g}m"
+    for limit_s, step_s in ((120, 10), (600, 60), (3600, 300)):
+        if value_s <= limit_s:
+            return _budget(math.ceil(value_s / step_s) * step_s, up=False)
+    return f"{math.ceil(value_s / 1800) / 2:g}h"
 
 
 def _minutes(value_s: float) -> str:

@@ -24,6 +24,8 @@ DEFAULTS: Settings = ()
 ENGINE = "exchange"
 
 _ROUNDS = 3
+#: Of a value, in the mean: those that are far off have one.
+_USUAL_ROUNDS = 2
 #: Rounds of the defaults and of what has won: as many at least, and at most where they are close.
 _CONFIRM, _CONFIRM_MOST = 3, 5
 #: The least noise that is assumed before anything was measured twice, and after that.
@@ -130,6 +132,19 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Forecast:
+    """Seconds for all jobs, as they look when one has been run.
+
+    Attributes:
+        least_s: for the least that can find something out: the defaults, one setting, and their comparison.
+        whole_s: for a search of everything, as long as those usually take.
+    """
+
+    least_s: float
+    whole_s: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What the search found.
 
@@ -137,7 +152,8 @@ class Outcome:
         arms: everything that was measured; the first of a stage is what the others are compared with.
         comparison: of the defaults with what has won, as far as it came; None if nothing was faster than they.
         left_out: settings that cannot be or cannot matter here, with the reason; a factor without a value is all of its values.
-        spent_s: of the budget; ``needed_s``: the least budget for one comparison, as far as that can be told.
+        spent_s: of the budget.
+        forecast: as the jobs took that gave a figure; None if none did.
         ended_by: "budget" or "interrupt" if it ended before it was through, else empty.
         failure: why the defaults could not be measured.
     """
@@ -146,7 +162,7 @@ class Outcome:
     comparison: Comparison | None
     left_out: tuple[tuple[Settings, str], ...]
     spent_s: float
-    needed_s: float = 0.0
+    forecast: Forecast | None = None
     ended_by: str = ""
     failure: str = ""
 
@@ -180,10 +196,22 @@ def search(factors: Sequence[Factor], budget_s: float) -> Generator[Ask, Reply, 
         comparison=comparison,
         left_out=tuple(state.left_out.items()),
         spent_s=state.spent_s,
-        needed_s=statistics.median(state.took_s or [0.0]) * _MARGIN * (2 + 2 * _CONFIRM),
+        forecast=forecast([each for each in factors if ((each.name, ""),) not in state.left_out], state.took_s)
+        if state.took_s
+        else None,
         ended_by=state.ended_by,
         failure=state.failure,
     )
+
+
+def forecast(factors: Sequence[Factor], took_s: Sequence[float]) -> Forecast:
+    """From how long the jobs took so far, one at least; the next ones take as long at most."""
+    values = sum(len(factor.values) for factor in factors)
+    first_s, typical_s = took_s[0], statistics.median(took_s)
+    confirmed = _MARGIN * 2 * _CONFIRM
+    # The race, and what is joined, have the reference in each round.
+    rounds = _MARGIN * (_USUAL_ROUNDS * values + 3 * _ROUNDS)
+    return Forecast(first_s + typical_s * (1 + confirmed), first_s + typical_s * (rounds + confirmed))
 
 
 def replaced(settings: Settings, changes: Iterable[tuple[str, str]], order: Sequence[str]) -> Settings:
@@ -324,13 +352,9 @@ class _State:
         """How long each job took."""
         return [took_s for each in self._took_s.values() for took_s in each]
 
-    def typical_s(self) -> float:
-        """How long the next job is going to take."""
-        return statistics.median(self.took_s) if len(self.took_s) > 1 else _COLD * sum(self.took_s)
-
     def try_once(self, arm: _Tried, *, in_reserve: int) -> Generator[Ask, Reply, bool]:
         """One more round of ``arm``, if as many jobs as are ``in_reserve`` can follow it; whether there was time for it."""
-        typical_s, longest_s = self.typical_s(), max(self.took_s, default=0.0)
+        typical_s, longest_s = _typical_s(self.took_s), max(self.took_s, default=0.0)
         left_s = self.budget_s - self.spent_s - in_reserve * typical_s * _MARGIN
         if left_s <= 0 or left_s < statistics.median(self._took_s.get(arm.settings, [typical_s])):
             self.ended_by = "budget"
@@ -349,6 +373,11 @@ class _State:
         self.noises.append(reply.noise)
         self._took_s.setdefault(arm.settings, []).append(reply.took_s)
         return True
+
+
+def _typical_s(took_s: Sequence[float]) -> float:
+    """How long the next job is going to take."""
+    return statistics.median(took_s) if len(took_s) > 1 else _COLD * sum(took_s)
 
 
 def _noise(rounds: Sequence[Sequence[float]]) -> float:

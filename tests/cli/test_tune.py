@@ -15,7 +15,7 @@ from hvdtrain.bench.recipes import Wish
 from hvdtrain.cli import main, tune
 from hvdtrain.launch import Host, detect
 from hvdtrain.tune import search, store, tries
-from hvdtrain.tune.search import Arm, Ask, Comparison, Factor, Outcome
+from hvdtrain.tune.search import Arm, Ask, Comparison, Factor, Measured, Outcome
 from hvdtrain.tune.store import Tuned
 from tests.support.harness import RECIPES, ROOT, hvdtrain
 
@@ -138,7 +138,7 @@ def test_an_interrupt_ends_the_try_and_leaves_what_is_known(capsys):
             return (sys.executable, "-c", "import time; time.sleep(60)")
 
     job = Slow(Wish("r.py"), (), {}, 1.0)
-    outcome = tune._drive(search.search([Factor("exchange", ("horovod",))], 100.0), job, tune.Teller(100.0))
+    outcome = tune._drive(search.search([Factor("exchange", ("horovod",))], 100.0), job, tune.Teller(100.0, ()))
     assert (outcome.ended_by, outcome.is_decided) == ("interrupt", False)
     assert "exchange: defaults: interrupted" in capsys.readouterr().err
 
@@ -159,10 +159,37 @@ def test_a_search_that_had_nothing_to_compare_stores_nothing(comparison, said, s
     )
     monkeypatch.setattr(tune, "_drive", lambda *_: outcome)
     before = stored.read_bytes()
-    assert main(["tune", "recipe.py", *TWO, "--set", "hidden=3"]) == 0
+    assert main(["tune", "recipe.py", *TWO, "--set", "hidden=3"]) == 1
     assert capsys.readouterr().out.splitlines()[-2:] == ["exchange=horovod was left out: it fails", said]
     assert [each.name for each in stored.parent.iterdir()] == [stored.name]
     assert stored.read_bytes() == before
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_budget_that_is_too_short_is_an_error_and_what_would_do_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(tune.tries, "run", lambda argv, limit_s: Measured(0.01, 14.0, "shared"))
+    assert main(["tune", "recipe.py", *TWO, "--over", "exchange,threads", "--budget", "30s"]) == 1
+    err = capsys.readouterr().err
+    assert "that job took 14 s; if the next ones do, --budget 3m is the least that can find something out" in err
+    assert "--budget 30s is too short, and nothing was found out or stored: 1 job took 14 s" in err
+    budget = err.splitlines()[-1].removeprefix("Hint: the same command with --budget ")
+    assert main(["tune", "recipe.py", *TWO, "--over", "exchange,threads", "--budget", budget]) == 0
+    assert "Nothing was faster than the defaults: they are kept." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value_s", "up", "text"),
+    [
+        (74.0, True, "80s"),
+        (121.0, True, "3m"),
+        (601.0, True, "15m"),
+        (3601.0, True, "1.5h"),
+        (90.0, False, "90s"),
+        (900.0, False, "15m"),
+    ],
+)
+def test_budgets_are_told_as_they_are_typed(value_s, up, text):
+    assert tune._budget(value_s, up=up) == text
 
 
 @pytest.mark.ranks

@@ -229,8 +229,22 @@ def test_defaults_that_cannot_be_measured_end_the_search():
 
 
 def test_a_budget_without_room_for_a_comparison_says_how_much_it_takes():
-    outcome = found(World({"exchange": {"horovod": 0.5}}), budget_s=50.0)
-    assert (outcome.ended_by, outcome.is_decided, outcome.needed_s) == ("budget", False, 100.0)
+    world = World({"exchange": {"horovod": 0.5}})
+    outcome = found(world, budget_s=50.0)
+    assert (outcome.ended_by, outcome.is_decided) == ("budget", False)
+    assert outcome.forecast is not None
+    least_s = outcome.forecast.least_s
+    # It is what a search needs, and hardly more.
+    assert found(World({"exchange": {"horovod": 0.5}}), budget_s=least_s).is_decided
+    assert not found(World({"exchange": {"horovod": 0.5}}), budget_s=0.8 * least_s).is_decided
+
+
+@settings(deadline=None)
+@given(worlds)
+def test_the_budget_that_is_named_for_all_there_is_to_try_is_enough_for_a_decision(world: World):
+    world.took_s = lambda asked: 10.0
+    whole_s = search.forecast(world.factors(), [10.0]).whole_s
+    assert found(world, budget_s=whole_s).is_decided
 
 
 def test_a_first_job_that_took_long_does_not_end_the_search():
