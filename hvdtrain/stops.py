@@ -63,7 +63,7 @@ class Stops:
         return ""
 
     def met(self) -> None:
-        """All is saved: signals change nothing any more."""
+        """All is saved, or the training is over: signals change nothing any more."""
         self._is_met = True
 
     @contextmanager

@@ -86,7 +86,7 @@ def _run(rank: Rank, config: Config, function: RecipeFunction | None, stops: Sto
         else:
             trainer.move(comm)
         trainer.prepare()
-        _fit(rank, config, trainer, function, change)
+        _fit(rank, config, trainer, function, change, stops)
 
     HERE.enter("connecting the ranks")
     rounds(rank, recipe.adapter.framework, hosts, train_round)
@@ -98,7 +98,7 @@ def _begun(rank: Rank, start: Startup) -> None:
     say(start.text(), dim=True)
 
 
-def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction, change: Change | None) -> None:
+def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction, change: Change | None, stops: Stops) -> None:
     """Collective. Train, and tell of it."""
     assert rank.run_dir is not None
     loggers: list[Logger] = []
@@ -111,6 +111,7 @@ def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction,
         loggers = _loggers(trainer, rank.run_dir)
     try:
         summary = trainer.fit(loggers)
+        stops.met()  # what was asked for too late is as good as done
     finally:
         for logger in loggers:
             logger.close()

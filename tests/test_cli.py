@@ -154,6 +154,16 @@ def test_ctrl_c_while_a_sample_hangs_ends_soon_and_says_how_to_go_on(in_tmp):
     assert "--run-dir run" in errors
 
 
+def test_a_signal_that_comes_when_the_training_is_over_changes_nothing(in_tmp):
+    Path("late.py").write_text(
+        "import atexit, os, runpy, signal\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGUSR1)\n"
+        f"recipe = runpy.run_path({LINEAR.partition(':')[0]!r})['linear']\n"
+    )
+    result = hvdtrain("train", "late.py", "--max-steps", 2, cwd=in_tmp)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_a_working_directory_that_is_gone_is_told(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()

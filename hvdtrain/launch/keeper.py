@@ -67,7 +67,7 @@ def keep(work: Callable[[Callable[[], None]], int], lost: Callable[[int, int], N
             signal.alarm(_WORDS_S)
             lost(-code, told)
             signal.alarm(0)
-        for number in ENDING:
+        for number in (*ENDING, *OTHERS):  # there is nobody left to hand them on to
             signal.signal(number, signal.SIG_IGN)
     return 128 - code if code < 0 else code
 

@@ -35,6 +35,8 @@ def judge(code: int, watch: Watch, run_dir: Path | None = None) -> Verdict | Non
     An elastic job has ended well if its launcher says so, whichever of its ranks failed on the way.
     """
     found = watch.failures()
+    if watch.is_done and (watch.was_signalled or watch.was_asked):  # which came when there was nothing left to end
+        return None
     if not code and (watch.is_elastic or not found):
         return None
     if watch.was_asked_early:

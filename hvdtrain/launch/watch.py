@@ -62,6 +62,14 @@ class Watch:
             case _:
                 pass
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all ranks have ended well, and none of them because it was told to."""
+        ends = self._ended.values()
+        return 0 < len(self._planned) == len(ends) and not any(
+            ended.info.get("code") or ended.info.get("told") for ended in ends
+        )
+
     def stall(self) -> str:
         """Who waits for whom in a job that does not move, as far as its ranks have said; empty if none has."""
         return self._standings.explain(self._started, self._ended.keys())

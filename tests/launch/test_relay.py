@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.launch import START_FILE, Host, Job, frames, relay, start_argv
+from hvdtrain.launch import START_FILE, Host, Job, frames, linux, relay, start_argv
 from hvdtrain.launch.frames import Ended, Line, Started, words_line
 
 START = [*start_argv(sys.executable), "relay"]
@@ -410,6 +410,25 @@ def test_a_signal_of_the_users_goes_to_the_rank_and_not_to_what_it_has_started(t
     code, events = finish(running)
     assert code == 0
     assert lines(events) == [("out", "heard None")]
+
+
+def test_signals_that_come_as_the_rank_ends_do_not_end_its_keeper() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from hvdtrain.launch import keeper\n"
+        "def work(ready):\n"
+        "    ready()\n"
+        "    os.kill(os.getppid(), signal.SIGSTOP)\n"
+        "    return 0\n"
+        "sys.exit(keeper.keep(work, lambda *_: None, grace_s=1.0))\n"
+    )
+    running = subprocess.Popen([sys.executable, "-c", script])
+    until = time.monotonic() + 10
+    while time.monotonic() < until and (not linux.is_stopped(running.pid) or linux.descendants(running.pid)):
+        time.sleep(0.01)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        running.send_signal(number)
+    assert running.wait(timeout=10) == 0
 
 
 def test_a_rank_that_takes_more_memory_than_its_control_group_has_is_said_to_have_run_out_of_memory(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,3 +172,25 @@ def test_any_rank_that_stopped_in_order_speaks_for_all() -> None:
     for event in (*ALL_STARTED, killed, stopped):
         watch.see(event)
     assert judge(1, watch) == Verdict("saved", "", 75, is_final=True, stopped=True)
+
+
+ALL_DONE = (*ALL_STARTED, *(Ended(rank, "node1", {"code": 0, "told": 0}) for rank in range(3)))
+
+
+@pytest.mark.parametrize("asks", [Watch.signalled, Watch.asked])
+def test_a_signal_that_comes_when_all_ranks_have_ended_well_changes_nothing(asks: Callable[[Watch], None]) -> None:
+    watch = Watch(JOB)
+    for event in ALL_DONE:
+        watch.see(event)
+    asks(watch)
+    assert judge(138, watch) is None
+
+
+@pytest.mark.parametrize("last", [Ended(2, "node1", {"code": 0, "told": 15}), Ended(2, "node1", {"code": 3, "told": 0}), None])
+def test_a_signal_that_comes_before_that_ends_the_job(last: Ended | None) -> None:
+    watch = Watch(JOB)
+    for event in (*ALL_DONE[:-1], last):
+        if event is not None:
+            watch.see(event)
+    watch.signalled()
+    assert judge(143, watch) is not None
