@@ -5,53 +5,42 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdtrain import startup
-from hvdtrain.cli import misplaced, show, tuned
+from hvdtrain.cli import misplaced, run_job, show
 from hvdtrain.cli.ranges import Seconds
 from hvdtrain.cli.sections import SectionCommand, section
-from hvdtrain.cli.work import CONFIG, Work, is_file, recipe_work
+from hvdtrain.cli.work import CONFIG, Work, recipe_work
 from hvdtrain.errors import JobError, UsageError
 from hvdtrain.launch import (
     GRACE_S,
-    Controller,
     Elastic,
     Host,
-    Job,
-    Ssh,
-    allocation,
     check_lengths,
-    defaults,
     detect,
     discovery,
-    environment,
-    failures,
-    filters,
     fit,
-    hostfile,
+    leftovers,
     local_hosts,
     nics,
     output,
-    placement,
     probe,
     process,
-    relay,
-    resources,
-    start_argv,
     this_host,
 )
 from hvdtrain.launch.verdict import Verdict
-from hvdtrain.stops import STARTED
+
+if TYPE_CHECKING:
+    from hvdtrain.config import Config
 
 #: How long a recipe may take to save and end by default: less than the 30 s that schedulers give.
 STOP_S = 25.0
@@ -154,9 +143,15 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
     began_at = time.time()
     check_lengths((*what, *options["launcher_arg"]), "write it to a file that the program reads")
     base = dict(os.environ)
-    hosts, elastic, np = _hosts(base, options)
+    hosts, elastic, np = run_job.hosts_of(base, options)
     with process.unwinding(), contextlib.ExitStack() as stack:
-        work = Work(what) if is_program else recipe_work(before, what, stack, dry_run=dry_run)
+
+        def judged(words: Sequence[str]) -> Config:
+            return run_job.config_of(words, hosts, elastic, base, options)
+
+        work = Work(what) if is_program else recipe_work(before, what, judged, stack, dry_run=dry_run)
+        if not dry_run:
+            _tidy()
         options |= {"launch_dir": stack.enter_context(_folder()), "started": None if dry_run else began_at, "began": began_at}
         used, ranks, asks = hosts, np, False
         for number in itertools.count(1):
@@ -182,6 +177,13 @@ def command(what: tuple[str, ...], dry_run: bool, is_program: bool, before: tupl
     return 0
 
 
+def _tidy() -> None:
+    count, size = leftovers.remove()
+    if count:
+        what = f"{count} file{'s' if count > 1 else ''} ({size >> 20} MB) that killed processes had left in {leftovers.FOLDER}"
+        click.secho(f"removed: {what}", err=True, dim=True)
+
+
 def _remaining(
     hosts: tuple[Host, ...], np: int, work: Work, options: Mapping[str, Any], failed: Verdict
 ) -> tuple[tuple[Host, ...], int]:
@@ -190,7 +192,7 @@ def _remaining(
     Raises:
         JobError: too few; with the failure that led to this.
     """
-    answers = _ask(hosts, work, options)
+    answers = run_job.ask(hosts, work, options)
     bad = {answer.host: answer.problem for answer in probe.problems(answers, str(Path.cwd()))}
     for name, problem in bad.items():
         click.secho(f"{name} is left out: {problem}", err=True, fg="yellow")
@@ -205,11 +207,6 @@ def _remaining(
         )
     ranks = min(np, slots)
     return fit(kept, ranks, source="the hosts that answer"), ranks
-
-
-def _ask(hosts: tuple[Host, ...], work: Work, options: Mapping[str, Any]) -> list[probe.Answer]:
-    files = [work.recipe] if work.recipe else []
-    return probe.ask(hosts, _ssh(options), start_argv(sys.executable), str(Path.cwd()), files)
 
 
 def _names(hosts: Sequence[Host]) -> str:
@@ -229,7 +226,7 @@ def _start(
     dry_run: bool,
 ) -> tuple[Verdict | None, bool]:
     """Run the job once. How it failed, if it did; and whether its hosts can be asked by ssh."""
-    job = _job(work, hosts, elastic, np, base, options)
+    job = run_job.job_of(work, hosts, elastic, np, base, options)
     found = detect.look(base)
     choice = detect.choose(options["launcher"], found, job)
     click.secho(f"launcher: {choice.launcher.name} ({choice.reason})", err=True, dim=True)
@@ -237,21 +234,21 @@ def _start(
         job = replace(job, hosts=local_hosts(job.hosts, job.here, detect.own_user()))
     probed = options["probe"] and detect.uses_ssh(choice, found, job)
     if probed:
-        job = _probed(job, work, options, dry_run=dry_run)
+        job = run_job.probed(job, work, options, dry_run=dry_run)
     elif options["nic"]:
         complete = not job.is_remote
-        _warn(nics.check(options["nic"], {"this machine": this_host.interfaces()}, complete=complete).warnings)
+        run_job.warn(nics.check(options["nic"], {"this machine": this_host.interfaces()}, complete=complete).warnings)
     if work.is_recipe and not dry_run:
         job = replace(job, env={**job.env, startup.LAUNCH: startup.launch(options["began"], time.time())})
-    given = _defaults(job, work, found, choice, base, _tuned(job, work, hosts, found, base, options))
+    over = run_job.tuned_of(work.config, job, hosts, found, base, options)
+    given = run_job.defaults_of(job, work, found, choice, base, over)
     job = replace(job, env={**{each.name: each.value for each in given}, **job.env})
     started = choice.launcher.command(job)
     if dry_run:
-        shown = replace(started, notes=(*map(str, given), *_host_notes(job, base)))
-        click.echo(shown.script(base))
+        click.echo(replace(started, notes=tuple(run_job.notes(job, work.config, over, given, base))).script(base))
         return None, probed
     if job.elastic is not None:
-        _warn(discovery.warnings(job.elastic.discovery_script, job.np, Path(job.cwd)))
+        run_job.warn(discovery.warnings(job.elastic.discovery_script, job.np, Path(job.cwd)))
     style = output.Style(np, sys.stdout.isatty(), options["prefix"], options["timestamps"], options["quiet_ranks"])
     log_dir = options["log_dir"] or (work.run_dir / "logs" if work.run_dir is not None else None)
     return show.run(started, base, job, style, work.run_dir, Path(log_dir) if log_dir else None), probed
@@ -268,162 +265,3 @@ def _folder() -> Iterator[str]:
         ) from None
     with made as folder:
         yield folder
-
-
-def _probed(job: Job, work: Work, options: Mapping[str, Any], *, dry_run: bool) -> Job:
-    """The job with its network interface, after every host has said that it can take part."""
-    answers = _ask(job.hosts, work, options)
-    bad, wanted = probe.problems(answers, job.cwd), options["nic"]
-    if bad:
-        error = probe.error(bad, len(answers))
-        if not dry_run:
-            raise error
-        _warn([str(error)])
-        return replace(job, nics=tuple(wanted))
-    _warn(probe.differences(answers))
-    tables = {answer.host: answer.interfaces for answer in answers}
-    chosen = nics.check(wanted, tables) if wanted else nics.choose(tables)
-    _warn(chosen.warnings)
-    click.secho(f"network: {chosen.reason}", err=True, dim=True)
-    return replace(job, nics=chosen.names, subnet=chosen.subnet)
-
-
-def _warn(sentences: Iterable[str]) -> None:
-    for sentence in sentences:
-        click.secho(f"Warning: {sentence}", err=True, fg="yellow")
-
-
-def _hosts(base: dict[str, str], options: Mapping[str, Any]) -> tuple[tuple[Host, ...], Elastic | None, int]:
-    """The hosts as they will be used, and the number of ranks."""
-    restarts = options["max_restarts"] and not options["host_discovery_script"]
-    if restarts and options["max_np"] is not None:
-        raise UsageError("--max-np is for elastic jobs, and a restart never has more ranks than -np", "leave --max-np out")
-    elastic = _elastic(
-        None if restarts else options["min_np"], options["max_np"], options["host_discovery_script"], options["np"]
-    )
-    np: int | None = options["np"] if options["np"] is not None or elastic is None else elastic.min_np
-    listed = allocation.hosts(base, options["hosts"], options["hostfile"], strict=options["strict"])
-    if listed is None:
-        listed = hostfile.Hosts((Host("localhost", max(np or 1, 1)),), "this machine")
-    _warn(listed.warnings)
-    kept = filters.apply(listed.hosts, options["include"], options["exclude"])
-    count = sum(host.slots for host in kept) if np is None else np
-    anyway = options["oversubscribe"] or elastic is not None
-    if restarts and (options["min_np"] or 0) > count:
-        raise UsageError(
-            f"--min-np {options['min_np']} is more than the {count} ranks of the job", "lower --min-np, or raise -np"
-        )
-    used = fit(kept, count, source=listed.source, oversubscribe=anyway)
-    if elastic is None and filters.unused(listed.hosts, used):
-        click.secho(filters.unused_text(listed.hosts, used), err=True, dim=True)
-    return used, elastic, count
-
-
-def _elastic(min_np: int | None, max_np: int | None, script: str | None, np: int | None) -> Elastic | None:
-    if script is None:
-        if min_np is not None or max_np is not None:
-            raise UsageError(
-                "--min-np and --max-np need to know the hosts as they come and go",
-                "add --host-discovery-script FILE, or with --min-np alone --max-restarts N",
-            )
-        return None
-    if not os.access(script, os.X_OK) or not is_file(script):
-        raise UsageError(f"host discovery script '{script}' is not there or not executable", f"try: chmod +x {script}")
-    least = min_np or np or 1
-    if max_np is not None and max_np < least:
-        raise UsageError(f"--max-np {max_np} is less than --min-np {least}", "raise --max-np")
-    return Elastic(least, max_np, str(Path(script).absolute()))
-
-
-def _job(
-    work: Work, hosts: tuple[Host, ...], elastic: Elastic | None, np: int, base: dict[str, str], options: Mapping[str, Any]
-) -> Job:
-    given: dict[str, str] = {}
-    for path in options["env_file"]:
-        given.update(environment.read_file(path))
-    selection = environment.select(base, options["env"], given)
-    controller: Controller = "mpi" if options["mpi"] and elastic is None else "gloo"
-    _warn(environment.check_controller(base, selection.values, controller))
-    told = {failures.JOB_VARIABLE: secrets.token_hex(4)} if work.is_recipe else {}
-    if work.is_recipe and options["started"] is not None:  # a command that is printed may be used later
-        told[STARTED] = str(options["started"])
-    job = Job(
-        argv=work.argv,
-        hosts=hosts,
-        np=np,
-        env={**selection.values, **told},
-        controller=controller,
-        cwd=str(Path.cwd()),
-        nics=options["nic"],
-        ssh=_ssh(options),
-        launcher_args=options["launcher_arg"],
-        launch_dir=options["launch_dir"],
-        elastic=elastic,
-        grace_s=_grace_s(work, base, options),
-        stop_s=options["stop_timeout"] if work.is_recipe else 0.0,
-        here=detect.own_names(),
-    )
-    if job.is_remote and selection.left_out:
-        names = "; ".join(f"{name} ({why})" for name, why in selection.left_out.items())
-        click.secho(f"not sent to other hosts: {names}", err=True, dim=True)
-    if options["no_relay"]:
-        lost = {"--log-dir": options["log_dir"], "a choice of devices": any(host.devices for host in hosts)}
-        for what in (what for what, wanted in lost.items() if wanted):
-            raise UsageError(f"{what} needs the relay, and --no-relay leaves it out", "leave one of the two out")
-        return replace(job, stop_s=0.0)
-    return relay.wrap(job, start=start_argv(sys.executable), share_devices=options["share_devices"])
-
-
-def _grace_s(work: Work, base: Mapping[str, str], options: Mapping[str, Any]) -> float:
-    """Slurm tells the ranks themselves to end, with SIGTERM: those of a recipe stop in order then, which takes its time."""
-    given: float = options["grace"]
-    return max(given, options["stop_timeout"]) if work.is_recipe and "SLURM_JOB_ID" in base else given
-
-
-def _ssh(options: Mapping[str, Any]) -> Ssh:
-    unchecked = ("-oStrictHostKeyChecking=no", "-oUserKnownHostsFile=/dev/null") if options["no_host_key_check"] else ()
-    return Ssh(options["ssh_port"], options["ssh_identity_file"], (*unchecked, *options["ssh_arg"]))
-
-
-def _defaults(
-    job: Job, work: Work, found: detect.Found, choice: detect.Choice, base: Mapping[str, str], over: tuned.Overlay
-) -> tuple[defaults.Setting, ...]:
-    """What all ranks get unless the user has set it. ``over`` lies over it, and has nothing of what the user has set."""
-    open_mpi = job.controller == "mpi" and found.mpi is not None and found.mpi.kind == "openmpi"
-    open_mpi = open_mpi and choice.launcher.name != "jsrun"  # it starts the ranks of another MPI
-    chooses = open_mpi and defaults.chooses_algorithms(
-        {**base, **job.env, **over.variables},
-        job.launcher_args,
-        defaults.parameter_files(found.mpi.prefix if found.mpi else "", base.get("HOME", found.home)),
-    )
-    facts = defaults.JobFacts(is_recipe=work.is_recipe, open_mpi=open_mpi, chooses_algorithms=chooses)
-    return defaults.laid_over(defaults.unset(defaults.of_job(facts), base, job.env), over.variables, over.reason)
-
-
-def _tuned(
-    job: Job,
-    work: Work,
-    hosts: tuple[Host, ...],
-    found: detect.Found,
-    base: Mapping[str, str],
-    options: Mapping[str, Any],
-) -> tuned.Overlay:
-    """What ``hvdtrain tune`` has stored for this recipe on these hosts."""
-    if not work.is_recipe or job.elastic is not None or options["no_tuned"]:
-        return tuned.Overlay()
-    words = work.argv[work.argv.index("train") + 1 :]
-    over = tuned.look_up(click.get_current_context(), words, hosts, job.controller, str(found.mpi or ""), {**base, **job.env})
-    _warn([over.warning] if over.warning else [])
-    if over.text:
-        click.secho(over.text, err=True, dim=True)
-    return over
-
-
-def _host_notes(job: Job, base: Mapping[str, str]) -> list[str]:
-    """What the relay of each rank will add, as far as this host can tell."""
-    if not job.tagged:
-        return []
-    cpus = resources.usable_cpus(resources.affinity())
-    environ = {**({} if job.is_remote else base), **job.env, "HOROVOD_CONTROLLER": job.controller}
-    where = ", as on this machine; each host says for itself" if job.is_remote else ""
-    return [f"{each}{where}" for each in placement.settings(environ, cpus, job.hosts[0].slots)]

@@ -38,6 +38,34 @@ def config(context: click.Context, words: Sequence[str], environ: Mapping[str, s
     return resolve(recipe, settings, given, environ, Path(file) if file is not None else None)
 
 
+def judge(config: Config, hosts: Sequence[str]) -> None:
+    """Look at the values that ``hvdtrain train`` looks at only when it has the recipe, and that need none to be wrong.
+
+    ``hosts`` are those of the job; the ranks may know them by other names.
+
+    Raises:
+        UsageError: one of them means nothing, or two exclude each other. Each rank would say so.
+    """
+    options = config.options
+    given = {name for name, origin in config.origins.items() if origin != "default"}
+    if given & {"compression", "compression_warmup"}:
+        from hvdtrain.compression.choose import parse
+
+        parse(options.compression, warmup=options.compression_warmup)
+    if given & {"loader_workers", "prefetch"}:
+        from hvdtrain.data.feed import Wanted
+
+        Wanted.parse(options.loader_workers, options.prefetch)
+    if options.keep_best is not None:
+        from hvdtrain.checkpoint.best import Best
+
+        Best.parse(options.keep_best)
+    if options.share is not None:
+        from hvdtrain.data.shares import host_shares
+
+        host_shares(options.share, hosts, lenient=True)
+
+
 def pair(text: str) -> tuple[str, str]:
     """The name and the value of a ``--set``."""
     name, equals, value = text.partition("=")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from hvdtrain.cli import train_words
-from hvdtrain.errors import UsageError
 from hvdtrain.launch import Controller, Host
+
+if TYPE_CHECKING:
+    from hvdtrain.config import Config
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,19 @@ class Overlay:
     reason: str = ""
     text: str = ""
     warning: str = ""
+    #: attributes of ``Exchange`` that differ from the configuration's
+    exchange: Mapping[str, Any] = field(default_factory=dict)
 
 
-def look_up(
-    context: click.Context,
-    words: Sequence[str],
-    hosts: Sequence[Host],
-    controller: Controller,
-    mpi: str,
-    environ: Mapping[str, str],
-) -> Overlay:
-    """For ranks that are started as ``hvdtrain train WORDS``, without what ``words``, ``environ`` or their config file say."""
+def look_up(config: Config, hosts: Sequence[Host], controller: Controller, mpi: str, environ: Mapping[str, str]) -> Overlay:
+    """For ranks that train as ``config`` says, without what it or ``environ`` has of the user's."""
     from hvdtrain.config import TUNED  # it imports NumPy
     from hvdtrain.tune import space, store
 
     try:
-        config = train_words.config(context, words, environ)
         found = store.read(store.key(config, hosts, controller, mpi).path(environ))
     except store.DamagedError as error:
         return Overlay(warning=f"{error.message} ({error.hint})")
-    except (UsageError, click.UsageError):
-        return Overlay()  # the ranks will say what is wrong
     if found is None or not found.settings:
         return Overlay()
     options = {name for name, origin in config.origins.items() if origin != "default"}
@@ -52,4 +44,6 @@ def look_up(
         variables[TUNED] = ",".join(f"{name}={value}" for name, value in wishes.items())
     # The ratio was measured with all of them together.
     reason = found.reason if settings == found.settings else f"tuned ({found.date})"
-    return Overlay(variables, reason, f"{reason}: {space.text(settings)}; --no-tuned leaves it out")
+    names = {"exchange": "engine", "compression": "compression"}
+    exchange = {names[name]: value for name, value in wishes.items() if name in names}
+    return Overlay(variables, reason, f"{reason}: {space.text(settings)}; --no-tuned leaves it out", exchange=exchange)

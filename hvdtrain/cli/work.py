@@ -6,8 +6,10 @@ import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +18,9 @@ from hvdtrain.cli import misplaced
 from hvdtrain.errors import UsageError
 from hvdtrain.errors import shown as shorten
 from hvdtrain.rundir import RunDir
+
+if TYPE_CHECKING:
+    from hvdtrain.config import Config
 
 #: What ``train`` reads where no recipe is named.
 CONFIG = "hvdtrain.yaml"
@@ -32,6 +37,7 @@ class Work:
     run_dir: Path | None = None
     recipe: str = ""  # its file, if it is one
     resume: str = "auto"
+    config: Config | None = None  # what it trains, without what was tuned
 
     @property
     def is_recipe(self) -> bool:
@@ -45,9 +51,17 @@ class Work:
         return replace(self, argv=(*self.argv, *_GO_ON)) if self.resume == "never" or has_own else self
 
 
-def recipe_work(before: tuple[str, ...], what: tuple[str, ...], stack: contextlib.ExitStack, *, dry_run: bool) -> Work:
+def recipe_work(
+    before: tuple[str, ...],
+    what: tuple[str, ...],
+    judged: Callable[[Sequence[str]], Config],
+    stack: contextlib.ExitStack,
+    *,
+    dry_run: bool,
+) -> Work:
     """A rank that trains a recipe. The recipe's file must be there; it is loaded by the ranks, not here.
 
+    ``judged`` makes the configuration of train's words, or raises what is wrong with them.
     A run directory that is made, and left empty, is removed when ``stack`` closes.
     """
     from hvdtrain.config import read_file  # it imports NumPy, which takes longer than all else here
@@ -64,6 +78,7 @@ def recipe_work(before: tuple[str, ...], what: tuple[str, ...], stack: contextli
         program = " (to start a program, put -- before it)" if shutil.which(recipe) or is_file(recipe) else ""
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
     misplaced.check_train(click.get_current_context(), before, recipe, options)
+    resolved = judged([*what[:1], *options])
     config = option(options, "--config") if what else CONFIG
     content = read_file(Path(config)) if config else {}
     named = option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR") or content.get("run_dir")
@@ -77,7 +92,7 @@ def recipe_work(before: tuple[str, ...], what: tuple[str, ...], stack: contextli
         options = ["--run-dir", str(run_dir), *options]
     # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
     rank = (sys.executable, "-P", "-m", "hvdtrain", "train", *what[:1], *options)
-    return Work(rank, run_dir, path if path.endswith(".py") else "", str(resume))
+    return Work(rank, run_dir, path if path.endswith(".py") else "", str(resume), resolved)
 
 
 def is_file(path: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -80,7 +81,13 @@ def test_the_dry_run_tells_each_default_with_its_reason_and_none_that_the_user_s
     assert main(words) == 0
     *notes, line = capsys.readouterr().out.splitlines()
     assert all(note.startswith("# ") for note in notes)
-    told = dict(note.removeprefix("# ").partition(": ")[0].split("=", 1) for note in notes)
+    told = dict(re.findall(r"^# ([A-Z_]+)=(\S*): ", "\n".join(notes), re.MULTILINE))
+    (relayed,) = (number for number, note in enumerate(notes) if note.startswith("# not in the command: the relay"))
+    assert "--env NAME=VALUE" in notes[relayed]
+    assert {note.partition("=")[0] for note in notes[relayed + 1 :]} >= {
+        "# TF_NUM_INTRAOP_THREADS",
+        "# OMPI_MCA_mpi_yield_when_idle",
+    }
     assert told["TF_NUM_INTRAOP_THREADS"] == "3"
     assert not {"OMP_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL", "HOROVOD_FUSION_THRESHOLD"} & told.keys()
     assert "TF_CPP_MIN_LOG_LEVEL=0" in shlex.split(line)

@@ -149,6 +149,59 @@ def test_an_option_on_the_wrong_side_is_told_before_the_start(
     assert not (_here / "runs").exists()
 
 
+#: options of train -> what is told once, and not by each rank
+JUDGED = {
+    "--exchange nccl": "command line: exchange: expected one of 'auto', 'horovod', 'shared', 'prefer-shared', got 'nccl'",
+    "--compression topk:5": "--compression topk:5: the share must be above 0 and at most 0.5, got '5'",
+    "--exchange shared --compression bfloat16": "--exchange shared is not possible: --compression bfloat16 goes with horovod",
+    "--batch-size 4 --batch-size-per-rank 2": "command line: batch_size and batch_size_per_rank exclude each other",
+    "--loader-workers 2 --prefetch 0": "--loader-workers 2 loads ahead of the step, and --prefetch 0 forbids it",
+    "--keep-best loss": "--keep-best takes the name of a validation figure and min or max, got 'loss'",
+    "--share a=x": "--share a=x: 'a=x' is no HOST=SHARE with a whole number",
+}
+
+
+@pytest.mark.parametrize("words", JUDGED)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_values_that_train_would_refuse_are_told_before_the_start(
+    words: str,
+    dry: list[str],
+    _here: Path,  # noqa: PT019
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "-np", "2", "--launcher", "mpirun", *dry, "recipe.py", *words.split()]) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == f"Error: {JUDGED[words]}"
+    assert said.out == ""
+    assert not (_here / "runs").exists()
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_value_of_the_environments_is_looked_at_too(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "-np", "2", "--dry-run", "--env", "HVDTRAIN_COMPRESSION=topk:5", "recipe.py"]
+    assert main(words) == 2
+    assert "--compression topk:5: the share must be" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (["-np", "2"], [], "shared memory (the 2 ranks share this host's memory), if the model"),
+        (["-np", "2"], ["--compression", "topk"], "horovod (--compression topk goes with horovod)"),
+        (["-np", "2", "--gloo"], [], "horovod (the ranks meet over Gloo, shared memory needs MPI)"),
+        (["-H", "a:2,b:2", "--no-probe"], [], "horovod (several hosts)"),
+        (["-H", "a:2,b:2", "--no-probe"], ["--exchange", "shared"], "shared memory (asked for), if the model"),
+        (["-np", "1"], [], "none, it is one rank"),
+    ],
+)
+def test_the_dry_run_names_the_exchange_as_far_as_it_can_be_known(
+    before: list[str], after: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *before, "--dry-run", "recipe.py", *after]) == 0
+    assert f"# exchange of gradients: {told}" in capsys.readouterr().out
+
+
 def test_without_a_recipe_the_ranks_train_what_the_config_file_names(_here: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: PT019
     config = _here / "hvdtrain.yaml"
     words = ["run", "-np", "2", "--launcher", "mpirun", "--dry-run"]
