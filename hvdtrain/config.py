@@ -23,8 +23,9 @@ TUNED = "HVDTRAIN_TUNED"
 DEFAULT_FILE = Path("hvdtrain.yaml")
 
 
-def _option(default: Any, help: str, *, minimum: int | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "minimum": minimum})
+def _option(default: Any, help: str, *, minimum: int | None = None, takes: str = "") -> Any:
+    """``takes``: what a text or a number is called in the help."""
+    return field(default=default, metadata={"help": help, "minimum": minimum, "takes": takes})
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Options:
     lr_scale: Literal["none", "linear", "sqrt"] = _option(
         "none", "How the recipe's lr grows with the global batch over the recipe's own: none, linear or sqrt."
     )
-    share: str | None = _option(None, "Samples of each batch for ranks on hosts of unequal speed: node1=2,node2=1 (others: 1).")
+    share: str | None = _option(
+        None, "Samples of each batch for ranks on hosts of unequal speed: node1=2,node2=1 (others: 1).", takes="HOST=N,..."
+    )
     check_every: int | None = _option(
         None, "Compare all ranks' weights and optimizer every so many steps (default: when a checkpoint is saved).", minimum=1
     )
@@ -52,26 +55,39 @@ class Options:
     )
     keep: int = _option(3, "Newest checkpoints to keep.", minimum=1)
     keep_best: str | None = _option(
-        None, "Save and keep the best checkpoint by a validation figure, too: valid/loss:min, valid/accuracy:max."
+        None,
+        "Save and keep the best checkpoint by a validation figure, too: valid/loss:min, valid/accuracy:max.",
+        takes="FIGURE:min|max",
     )
-    max_time: float | None = _option(None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.")
+    max_time: float | None = _option(
+        None, "Save and end in order (exit code 75) after this time: 90s, 30m, 2h, 1:30:00.", takes="TIME"
+    )
     exchange: Literal["auto", "horovod", "shared", "prefer-shared"] = _option(
         "auto", "How gradients travel: auto, horovod, shared (memory of one host's ranks), or prefer-shared: if it can be."
     )
     compression: str = _option(
-        "none", "Of gradients, for slow networks: none, bfloat16, float16, topk[:SHARE] or powersgd[:RANK]."
+        "none", "Of gradients, for slow networks: none, bfloat16, float16, topk[:SHARE] or powersgd[:RANK].", takes="NAME"
     )
     compression_warmup: int = _option(0, "Steps at the start without compression.", minimum=0)
-    bucket_mb: float = _option(4.0, "Size in MB of the buckets in which gradients travel through Horovod.")
-    loader_workers: str = _option("auto", "Processes that load data on each rank: a number, or auto: as it is measured.")
-    prefetch: str = _option("auto", "Batches loaded ahead of the step: a number (0: in the step), or auto: as it is measured.")
+    bucket_mb: float = _option(4.0, "Size in MB of the buckets in which gradients travel through Horovod.", takes="MB")
+    loader_workers: str = _option(
+        "auto", "Processes that load data on each rank: a number, or auto: as it is measured.", takes="N|auto"
+    )
+    prefetch: str = _option(
+        "auto", "Batches loaded ahead of the step: a number (0: in the step), or auto: as it is measured.", takes="N|auto"
+    )
     stall_timeout: float = _option(
         60.0,
         "Explain, and end the job, when no step was done for this many seconds (10 times as many before the first; 0: never).",
+        takes="S",
     )
     stall_action: Literal["end", "warn"] = _option("end", "end the job when it does not move, or only warn.")
-    resume: str = _option("auto", "auto: from the run directory's last good checkpoint; PATH of a checkpoint or run; never.")
-    run_dir: str | None = _option(None, "Where the run's files go (default: runs/RECIPE-TIME).")
+    resume: str = _option(
+        "auto",
+        "auto: from the run directory's last good checkpoint; PATH of a checkpoint or run; never.",
+        takes="auto|PATH|never",
+    )
+    run_dir: str | None = _option(None, "Where the run's files go (default: runs/RECIPE-TIME).", takes="DIR")
 
     @property
     def exchange_wanted(self) -> Exchange:

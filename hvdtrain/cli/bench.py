@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ import click
 from hvdtrain.bench import plots, results, sizes
 from hvdtrain.bench.recipes import Wish
 from hvdtrain.bench.results import Allreduce, Report, Steps
-from hvdtrain.cli import bench_job, bench_show, where
+from hvdtrain.cli import bench_job, bench_show, train_words, where
 from hvdtrain.cli.bench_job import Watcher, Where
 from hvdtrain.cli.ranges import Seconds
-from hvdtrain.cli.train_words import pair
 from hvdtrain.cli.work import is_file
 from hvdtrain.config import resolve
 from hvdtrain.errors import UsageError, shown
@@ -34,12 +33,12 @@ def command() -> None:
     """Measure how fast ranks sum, hosts talk, and a recipe loads and trains; docs/bench.md says what exactly."""
 
 
-def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def _job_options(np: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Where the ranks run, and where the figures go."""
     figures = click.option(
         "--json", "json_path", type=click.Path(path_type=Path), help="Write all figures to a file ('-': stdout)."
     )
-    return where.options(figures(function))
+    return lambda function: where.options(np)(figures(function))
 
 
 def _are_here(options: dict[str, Any]) -> bool:
@@ -47,7 +46,7 @@ def _are_here(options: dict[str, Any]) -> bool:
     return options["hosts"] is None and options["hostfile"] is None and allocation.from_environment(os.environ) is None
 
 
-@command.command("allreduce")
+@command.command("allreduce", short_help="Sums over all ranks, by size and by what carries them.")
 @click.option(
     "--sizes", "which", default=_ALL_SIZES, show_default=True, metavar="LIST", help="Bytes: 1M,16M or a range of powers of 4."
 )
@@ -56,7 +55,7 @@ def _are_here(options: dict[str, Any]) -> bool:
     "--rounds", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Let the carriers take turns."
 )
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw bus bandwidth over size.")
-@_job_options
+@_job_options("Number of ranks (default: all slots of the hosts; without hosts 2, as one exchanges nothing).")
 def allreduce(which: str, over: str, rounds: int, plot: Path | None, json_path: Path | None, **options: Any) -> int:
     """Time sums over all ranks of 4 bytes to 256 MiB, over MPI, shared memory, Gloo and Horovod.
 
@@ -73,11 +72,11 @@ def allreduce(which: str, over: str, rounds: int, plot: Path | None, json_path: 
     from hvdtrain.bench.allreduce import Plan
 
     plan = Plan(plan_sizes, names, rounds, lenient=which == _ALL_SIZES)
-    return _measured("allreduce", plan, Where(where.words(options)), json_path, plot)
+    return _measured("allreduce", plan, Where(where.words(options)), options, json_path, plot)
 
 
-@command.command("link")
-@_job_options
+@command.command("link", short_help="Messages between all pairs of hosts; names the slow ones.")
+@_job_options("Number of ranks, of one host (default: one on each host).")
 def link(json_path: Path | None, **options: Any) -> int:
     """Time messages between all pairs of hosts, and name the slow ones.
 
@@ -94,33 +93,39 @@ def link(json_path: Path | None, **options: Any) -> int:
             raise UsageError(
                 "a link has two ends, and this is 1 host", "name more: -H node1,node2; or -np 2 for ranks of one host"
             )
-    return _measured("link", None, Where(words), json_path)
+    return _measured("link", None, Where(words), options, json_path)
 
 
-def _recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The recipe, and what ``hvdtrain train`` is told of it."""
-    for option in reversed(
-        (
-            click.argument("recipe"),
-            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the recipe."),
-            click.option("--batch-size", metavar="N", help="Samples of one update over all ranks.  [default: the recipe's]"),
-            click.option("--batch-size-per-rank", metavar="N", help="Samples of one update on each rank."),
-            click.option("--compression", metavar="NAME", help="What is sent instead of float32, as for hvdtrain train."),
-            click.option("--bucket-mb", metavar="MB", help="Size of the buckets, as for hvdtrain train."),
-            click.option("--loader-workers", metavar="N", help="Processes that load data, as for hvdtrain train."),
-            click.option("--prefetch", metavar="N", help="Batches loaded ahead, as for hvdtrain train."),
-        )
-    ):
-        function = option(function)
-    return function
+def _options(*found: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(found):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+#: The recipe, and what ``hvdtrain train`` is told of it.
+_recipe_options = _options(
+    click.argument("recipe"),
+    click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the recipe."),
+    click.option("--batch-size", metavar="N", help="Samples of one update over all ranks.  [default: the recipe's]"),
+    click.option("--batch-size-per-rank", metavar="N", help="Samples of one update on each rank."),
+    click.option("--loader-workers", metavar="N", help="Processes that load data, as for hvdtrain train."),
+    click.option("--prefetch", metavar="N", help="Batches loaded ahead, as for hvdtrain train."),
+)
+_exchange_options = _options(
+    click.option("--compression", metavar="NAME", help="What is sent instead of float32, as for hvdtrain train."),
+    click.option("--bucket-mb", metavar="MB", help="Size of the buckets, as for hvdtrain train."),
+)
 
 
 def _wish(recipe: str, settings: tuple[str, ...], options: dict[str, Any]) -> Wish:
     """Raises UsageError at what cannot be told apart from a mistake before the recipe is loaded."""
-    pairs = dict(pair(text) for text in settings)
+    pairs = dict(train_words.pair(text) for text in settings)
     names = ("batch_size", "batch_size_per_rank", "compression", "bucket_mb", "loader_workers", "prefetch")
-    given = {name: value for name in names if (value := options.pop(name)) is not None}
-    resolve(recipe, pairs, given, {}, None)
+    given = {name: value for name in names if (value := options.pop(name, None)) is not None}
+    train_words.judge(resolve(recipe, pairs, given, {}, None), [])
     path = recipe.partition(".py:")[0] + ".py" if ".py:" in recipe else recipe
     if path.endswith(".py") and not is_file(path):
         raise UsageError(
@@ -129,14 +134,15 @@ def _wish(recipe: str, settings: tuple[str, ...], options: dict[str, Any]) -> Wi
     return Wish(recipe, pairs, given)
 
 
-@command.command("step")
+@command.command("step", short_help="A recipe's step, without and with each exchange.")
 @_recipe_options
+@_exchange_options
 @click.option(
     "--exchange", default="horovod,shared", show_default=True, metavar="LIST", help="Exchanges to compare: also auto."
 )
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Jobs of each, taking turns.")
 @click.option("--seconds", type=Seconds(0.1), default=3.0, show_default=True, metavar="S", help="Of steps in each job.")
-@_job_options
+@_job_options("Number of ranks; 1 has no exchange (default: all slots of the hosts; without hosts 2).")
 def step(
     recipe: str, settings: tuple[str, ...], exchange: str, rounds: int, seconds: float, json_path: Path | None, **options: Any
 ) -> int:
@@ -165,6 +171,7 @@ def step(
 
     place = Where(where.words(options), alone=options["np"] == 1 and _are_here(options))
     _check(json_path)
+    _warn_of_crowd(options)
     runs: list[Steps] = []
     left_out: dict[str, str] = {}
     wanted = [bench_step.NONE, *names]
@@ -185,20 +192,23 @@ def step(
     return _tell(report, json_path)
 
 
-@command.command("loader")
+@command.command("loader", short_help="A recipe's data: its source, the loader, what the step needs.")
 @_recipe_options
-@_job_options
+@_job_options("Number of ranks that load at once (default: all slots of the hosts; without hosts 1).")
 def loader(recipe: str, settings: tuple[str, ...], json_path: Path | None, **options: Any) -> int:
     """Time how RECIPE's data comes, from its source and through the loader, and how its step needs it; name the bottleneck."""
     from hvdtrain.bench.loading import Plan
 
     wish = _wish(recipe, settings, options)
     place = Where(where.words(options), alone=(options["np"] or 1) == 1 and _are_here(options))
-    return _measured("loader", Plan(wish), place, json_path)
+    return _measured("loader", Plan(wish), place, options, json_path)
 
 
-def _measured(kind: str, plan: Any, place: Where, json_path: Path | None, plot: Path | None = None) -> int:
+def _measured(
+    kind: str, plan: Any, place: Where, options: Mapping[str, Any], json_path: Path | None, plot: Path | None = None
+) -> int:
     _check(json_path, plot)
+    _warn_of_crowd(options)
     with Watcher(f"bench {kind}") as watcher:
         code = bench_job.run(kind, plan, place, watcher)
     if code or watcher.report is None:
@@ -206,6 +216,11 @@ def _measured(kind: str, plan: Any, place: Where, json_path: Path | None, plot: 
     if plot is not None and isinstance(watcher.report, Allreduce):
         plots.write(plot, plots.bandwidth(watcher.report))
     return _tell(watcher.report, json_path)
+
+
+def _warn_of_crowd(options: Mapping[str, Any]) -> None:
+    if World.from_env().size == 1:  # else the other ranks have started already
+        where.warn_of_crowd(where.hosts(options))
 
 
 def _check(*paths: Path | None) -> None:

@@ -88,7 +88,8 @@ def _link(console: Console, report: Link) -> None:
 def _steps(console: Console, report: Steps) -> None:
     has_update = any(step.update_s is not None for step in report.steps)
     names = ("data wait", "compute", "update") if has_update else ("data wait", "compute and update")
-    table = _table("exchange", "step", "rounds", "fastest", *names, "exposed", "samples/s")
+    rounds = max(len(step.rounds_s) for step in report.steps)
+    table = _table("exchange", "step", *(["rounds"] if rounds > 1 else []), "fastest", *names, "exposed", "samples/s")
     base = next((step for step in report.steps if step.exposed_s is None), None)
     for step in report.steps:
         phases = [step.data_s, step.compute_s, *([step.update_s] if has_update and step.update_s is not None else [])]
@@ -100,7 +101,7 @@ def _steps(console: Console, report: Steps) -> None:
         table.add_row(
             step.exchange,
             seconds(step.step.median_s),
-            f"{seconds(min(step.rounds_s))} - {seconds(max(step.rounds_s))}",
+            *([f"{seconds(min(step.rounds_s))} - {seconds(max(step.rounds_s))}"] if rounds > 1 else []),
             seconds(step.step.fastest_s),
             *map(seconds, phases),
             exposed,
@@ -111,6 +112,8 @@ def _steps(console: Console, report: Steps) -> None:
         soft_wrap=True,
     )
     console.print(table)
+    if rounds == 1 and len(report.steps) > 1:
+        console.print("one round: it cannot tell a difference from the machine's moods, more of them can (--rounds 3)")
     for step in report.steps:
         if step.chosen:
             console.print(f"{step.exchange}: {step.chosen}", soft_wrap=True, markup=False)

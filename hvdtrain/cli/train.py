@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -24,14 +24,17 @@ def _option_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         kind = int if hints[option.name] in (int, int | None) else str
         help_text = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
         flag = "--" + option.name.replace("_", "-")
-        function = click.option(flag, option.name, type=kind, default=None, help=help_text)(function)
+        takes = option.metadata["takes"] or ("|".join(get_args(hints[option.name])) if kind is str else "N")
+        function = click.option(flag, option.name, type=kind, default=None, metavar=takes, help=help_text)(function)
     return function
 
 
 @click.command()
 @click.argument("recipe", required=False)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the recipe (repeatable).")
-@click.option("--config", type=click.Path(path_type=Path), help="A YAML file of options (without RECIPE: hvdtrain.yaml).")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="A YAML file of options (without RECIPE: hvdtrain.yaml)."
+)
 @_option_flags
 def command(recipe: str | None, settings: tuple[str, ...], config: Path | None, **options: Any) -> int:
     """Train RECIPE: FILE.py, FILE.py:function or package.module:function.

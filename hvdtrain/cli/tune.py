@@ -17,12 +17,21 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hvdtrain.bench.recipes import Wish
-from hvdtrain.cli import bench_show, train_words, where
+from hvdtrain.cli import bench_show, forecast, train_words, where
 from hvdtrain.cli.ranges import Seconds
 from hvdtrain.cli.work import is_file
 from hvdtrain.config import Config, seconds
 from hvdtrain.errors import JobError, UsageError, shown
-from hvdtrain.launch import Controller, Host, allocation, defaults, detect, environment, fit, hostfile, placement, resources
+from hvdtrain.launch import (
+    Controller,
+    Host,
+    defaults,
+    detect,
+    environment,
+    is_this_machine,
+    placement,
+    resources,
+)
 from hvdtrain.tune import search, space, store, tries
 from hvdtrain.tune.search import Ask, Comparison, Factor, Failed, Interrupted, Measured, Outcome, Reply
 from hvdtrain.tune.space import Facts
@@ -41,8 +50,10 @@ _INTERRUPTED = 128 + signal.SIGINT
 @click.option("--budget", default="5m", show_default=True, metavar="TIME", help="All tries together: 90s, 5m, 1h.")
 @click.option("--over", default=",".join(space.NAMES), show_default=True, metavar="LIST", help="What is searched.")
 @click.option("--allow-compression", is_flag=True, help="Search compression too, which changes what is computed.")
-@click.option("--seconds", "step_s", type=Seconds(0.1), default=2.0, show_default=True, help="Of steps in each try.")
-@where.options
+@click.option(
+    "--seconds", "step_s", type=Seconds(0.1), default=2.0, show_default=True, metavar="S", help="Of steps in each try."
+)
+@where.options("Number of ranks (default: as hvdtrain run, which is to find the result: all slots; without hosts 1).")
 def command(words: tuple[str, ...], budget: str, over: str, allow_compression: bool, step_s: float, **options: Any) -> int:
     """Find the settings under which RECIPE's step is fastest on these hosts, and store them for `hvdtrain run`.
 
@@ -53,7 +64,9 @@ def command(words: tuple[str, ...], budget: str, over: str, allow_compression: b
     if World.from_env().size > 1:
         raise UsageError("tune starts its jobs itself", "leave the launcher out: hvdtrain tune RECIPE.py -np 2")
     config = _config(words)
-    hosts, controller = _hosts(options), _controller(options)
+    hosts, controller = where.hosts(options), _controller(options)
+    train_words.judge(config, [os.uname().nodename if is_this_machine(host.name) else host.name for host in hosts])
+    forecast.choice(config.options.exchange_wanted, hosts, controller, elastic=False)
     found = detect.look(os.environ)
     facts = _facts(config, hosts, controller, found, options)
     factors, left_out = space.factors(names, facts)
@@ -64,6 +77,7 @@ def command(words: tuple[str, ...], budget: str, over: str, allow_compression: b
     told = Teller(budget_s, factors)
     if any(factor.values for factor in factors):
         store.check(key.path())
+        where.warn_of_crowd(hosts)
         outcome = _drive(search.search(factors, budget_s), job, told)
     else:
         outcome = Outcome((), None, (), 0.0)
@@ -75,7 +89,7 @@ def command(words: tuple[str, ...], budget: str, over: str, allow_compression: b
     _show(outcome, left_out)
     if outcome.is_decided:
         _store(key, outcome)
-    _conclude(outcome, budget_s, key)
+    _conclude(outcome, budget_s, key, sum(facts.slots))
     if outcome.ended_by == "interrupt":
         return _INTERRUPTED
     return 0 if outcome.is_decided or not outcome.arms else 1
@@ -183,16 +197,6 @@ def _wish(config: Config) -> Wish:
     return Wish(config.recipe, dict(config.settings), given)
 
 
-def _hosts(options: Mapping[str, Any]) -> tuple[Host, ...]:
-    """As ``hvdtrain run`` uses them."""
-    np = options["np"]
-    listed = allocation.hosts(os.environ, options["hosts"], options["hostfile"])
-    if listed is None:
-        listed = hostfile.Hosts((Host("localhost", np or 1),), "this machine")
-    count = sum(host.slots for host in listed.hosts) if np is None else np
-    return fit(listed.hosts, count, source=listed.source, oversubscribe=options["oversubscribe"])
-
-
 def _controller(options: Mapping[str, Any]) -> Controller:
     return "gloo" if options["gloo"] else "mpi"
 
@@ -267,14 +271,14 @@ def _store(key: store.Key, outcome: Outcome) -> None:
     store.write(key.path(), tuned, {"measured": measured, "made_of": recipe})
 
 
-def _conclude(outcome: Outcome, budget_s: float, key: store.Key) -> None:
+def _conclude(outcome: Outcome, budget_s: float, key: store.Key, ranks: int) -> None:
     compared = outcome.comparison
     if compared is not None and compared.is_complete:
         click.echo(_compared(compared))
     elif outcome.is_decided:
         click.echo("Nothing was faster than the defaults: they are kept.")
     elif not outcome.arms and not outcome.ended_by:
-        click.echo("There is nothing to search.")
+        click.echo("There is nothing to search." + (" Several ranks have more to set: -np 2" if ranks == 1 else ""))
     elif not outcome.ended_by:
         click.echo(
             "Nothing but the defaults could be measured: nothing is stored."

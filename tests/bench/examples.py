@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvdtrain.bench.results import Allreduce, Limit, Link, Route, Setup, Sum, Timing
+from hvdtrain.bench.results import Allreduce, Limit, Link, Route, Setup, Step, Steps, Sum, Timing
 
 SETUP = Setup(1.5, ("a", "a", "b"), "open mpi", "a cpu", 2, 1 << 30, 1, {"numpy": "2.4"})
 
@@ -28,3 +28,18 @@ def routes(rates: dict[tuple[str, str], float]) -> list[Route]:
 
 
 LINK = Link(SETUP, tuple(routes({("a", "b"): 1e9, ("b", "a"): 1e8})), ())
+
+
+def step(exchange: str, rounds_s: tuple[float, ...], exposed_s: float | None = None) -> Step:
+    return Step(exchange, "", Timing.of(rounds_s), rounds_s, 1e-4, 1e-2, 1e-3, exposed_s, 1000.0)
+
+
+STEPS = Steps(
+    SETUP,
+    "recipe.py",
+    {},
+    "torch",
+    64,
+    (step("none", (0.010, 0.011, 0.012)), step("horovod", (0.013, 0.014, 0.015), 0.003)),
+    {},
+)

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from hvdtrain.bench import results
+from hvdtrain.bench import crowd, results
 from hvdtrain.bench.results import Allreduce, Link, Loading, Steps
 from hvdtrain.cli import bench_job, bench_show, main
-from tests.bench.examples import ALLREDUCE, LINK
+from tests.bench.examples import ALLREDUCE, LINK, STEPS
 from tests.support.harness import RECIPES, hvdtrain
 
 
@@ -52,6 +53,35 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_starts(words, in_
     assert main(["bench", *words]) == 2
     assert f"{words[-1]} cannot be written: " in capsys.readouterr().err
     assert list(in_tmp.iterdir()) == []
+
+
+def test_a_crowded_machine_is_told_at_the_start(capsys, monkeypatch):
+    monkeypatch.setattr(crowd, "busy", lambda: 0.5)
+    monkeypatch.setattr(bench_job, "run", lambda *_: 1)
+    assert main(["bench", "allreduce", "-np", "40"]) == 1
+    said = capsys.readouterr().err
+    assert "Warning: other programs use 50% of this machine's processors: " in said
+    assert "Warning: 40 ranks take turns on " in said
+
+
+def test_no_summary_in_the_help_is_cut_off(capsys):
+    assert main(["bench", "--help"]) == 0
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+def test_the_loaders_help_has_no_option_of_the_exchange(capsys):
+    assert main(["bench", "loader", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--compression" not in said
+    assert "without hosts 1)" in " ".join(said.split())
+
+
+def test_of_one_round_there_is_no_range(capsys):
+    one = replace(STEPS, steps=tuple(replace(step, rounds_s=(step.step.median_s,)) for step in STEPS.steps))
+    bench_show.show(one)
+    said = capsys.readouterr().out
+    assert "rounds" not in said.splitlines()[1]
+    assert "one round: it cannot tell a difference from the machine's moods" in said
 
 
 def test_a_table_says_which_carrier_was_fastest_and_how_near_the_limit(capsys):

@@ -81,7 +81,7 @@ def test_where_nothing_can_be_set_nothing_is_started(capsys, monkeypatch):
     said = capsys.readouterr().out.splitlines()
     assert "exchange was left out: one rank exchanges nothing" in said
     assert "threads was left out: you have set OMP_NUM_THREADS" in said
-    assert said[-1] == "There is nothing to search."
+    assert said[-1] == "There is nothing to search. Several ranks have more to set: -np 2"
 
 
 @pytest.mark.usefixtures("stored")
@@ -97,6 +97,7 @@ def test_a_run_uses_what_is_stored_for_it_and_says_so(capsys):
     ):
         assert f"# {setting}: {reason}" in out.splitlines()
     assert "dynamic_rules_filename" not in out
+    assert "# exchange of gradients: horovod (asked for)" in out
 
 
 @pytest.mark.usefixtures("stored")
