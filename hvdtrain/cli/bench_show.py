@@ -122,8 +122,12 @@ def _steps(console: Console, report: Steps) -> None:
 
 
 def _loading(console: Console, report: Loading) -> None:
-    table = _table("", "samples/s", "of the step's")
-    rates = {"source alone": report.source_per_s, "loader": report.loader_per_s, "needed by the step": report.step_per_s}
+    table = _table("", "samples/s", "times the need")
+    rates = {
+        "source alone": report.source_per_s,
+        "through the loader": report.loader_per_s,
+        "needed by the step": report.step_per_s,
+    }
     for name, value in rates.items():
         table.add_row(name, f"{value:,.0f}", f"{value / report.step_per_s:.2f}")
     console.print(
