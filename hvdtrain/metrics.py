@@ -34,6 +34,8 @@ class Mean:
 
 def merge(first: Mapping[str, Mean], second: Mapping[str, Mean]) -> Means:
     """Add two sets of means, name by name."""
+    if first.keys() == second.keys():
+        return {name: mean + second[name] for name, mean in first.items()}
     names = dict.fromkeys([*first, *second])
     return {name: first.get(name, Mean()) + second.get(name, Mean()) for name in names}
 

@@ -19,7 +19,7 @@ class TrainState:
 
     def after(self, samples: int) -> TrainState:
         """The state after one more step on ``samples`` samples of the current epoch."""
-        return replace(self, step=self.step + 1, position=self.position + samples, samples=self.samples + samples)
+        return TrainState(self.step + 1, self.epoch, self.position + samples, self.samples + samples)
 
     def next_epoch(self) -> TrainState:
         """The state at the start of the next epoch."""

@@ -260,8 +260,19 @@ class Trainer:
 
     def _after_step(self) -> None:
         """Collective, so whether something is done hangs on the step, the options and reduced numbers alone."""
-        evaluating, saving = self._due(self.options.eval_every), self._due(self.options.save_every)
-        logging = self._ended or evaluating or saving or self._epoch_done or self.state.step % self.options.log_every == 0
+        options = self.options
+        evaluating, saving = self._due(options.eval_every), self._due(options.save_every)
+        checking = options.check_every is not None and self._due(options.check_every)
+        logging = self._ended or evaluating or saving or self._epoch_done or self.state.step % options.log_every == 0
+        if logging or checking or self._votes.due(self.state.step):
+            self._between_steps(logging=logging, evaluating=evaluating, saving=saving, checking=checking)
+        self._handover.settled()
+        if self._votes.changed and not self._ended:
+            self._wait()  # by a rank that may be about to leave
+            raise HostsChangedError
+
+    def _between_steps(self, *, logging: bool, evaluating: bool, saving: bool, checking: bool) -> None:
+        """Collective. What is due after a step, and what the ranks decide in it."""
         if logging and self._window.names:  # else the line was written before what was to follow was interrupted
             self._log()
         elif logging or self._votes.due(self.state.step):
@@ -272,14 +283,10 @@ class Trainer:
             saving = self.checkpoints.evaluated(self.state.step, self.evaluate()) or saving
         if self._votes.asked and not self._ended:
             self._stop()
-        if self._ended or (saving if self.options.check_every is None else self._due(self.options.check_every)):
+        if self._ended or checking or (saving and self.options.check_every is None):
             self._check_values()
         if self._ended or saving:
             self._save()
-        self._handover.settled()
-        if self._votes.changed and not self._ended:
-            self._wait()  # by a rank that may be about to leave
-            raise HostsChangedError
 
     @property
     def _epoch_done(self) -> bool:

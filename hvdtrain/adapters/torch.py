@@ -63,7 +63,9 @@ class TorchAdapter:
         self.model, self.optimizer, self.loss, self.update = model, optimizer, loss, update or Update()
         metrics = metrics or {}
         self.objects = {name: metric for name, metric in metrics.items() if stateful.is_stateful(metric)}
-        self.figures = {"loss": loss, **{name: metric for name, metric in metrics.items() if name not in self.objects}}
+        #: beside the loss
+        self._others: dict[str, Figure] = {name: metric for name, metric in metrics.items() if name not in self.objects}
+        self.figures = {"loss": loss, **self._others}
         self.device = torch.device("cpu")
         refuse_sum(loss)
         check_optimizer(model, optimizer)
@@ -129,7 +131,7 @@ class TorchAdapter:
         if not (self._is_training and self.model.training):  # which visits every module
             self.model.train()
             self._is_training = True
-        with self._whole():
+        with self._whole() if self._comm.world.elastic else contextlib.nullcontext():
             factor = self.update.factor(weight, self._peers)
             inputs, target, count = self._to_device(batch)
             parts = self._micro_batches(inputs, target, count)
@@ -158,7 +160,7 @@ class TorchAdapter:
             return dict.fromkeys(self.figures, Mean())
         with self._precision():
             output = self._forward(inputs)
-            means = self._means(output, target, self._units(target, count), {})
+            means = _means(self.figures, output, target, self._units(target, count))
         for metric in self.objects.values():
             metric.update(output, target)
         return means
@@ -178,7 +180,7 @@ class TorchAdapter:
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
         """In an elastic job, take back what the forward pass of a step changes, if the loss of a rank interrupts it."""
-        buffers = list(self.model.buffers()) if self._comm.world.elastic else []
+        buffers = list(self.model.buffers())
         kept, samples = [buffer.clone() for buffer in buffers], self._samples
         try:
             yield
@@ -235,12 +237,15 @@ class TorchAdapter:
                 raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
             part = factor * units / samples
             if scaler is None:
-                torch.autograd.backward(loss, torch.full((), part, dtype=loss.dtype, device=loss.device))
+                whole = part == 1.0
+                torch.autograd.backward(loss, None if whole else torch.full((), part, dtype=loss.dtype, device=loss.device))
             else:
                 scaler.scale(loss * part).backward()
             all_units += part / self.update.prescale
-            with torch.no_grad(), self._precision():
-                found = self._means(output, target, units, {"loss": loss.detach()})
+            found = {"loss": _mean("loss", loss.detach(), units)}
+            if self._others:
+                with torch.no_grad(), self._precision():
+                    found |= _means(self._others, output, target, units)
             means = merge(means, found) if len(parts) > 1 else found
         return means, all_units
 
@@ -348,17 +353,6 @@ class TorchAdapter:
             return tuple(self._tensors(array) for array in arrays)
         return torch.as_tensor(arrays, device=self.device)
 
-    def _means(self, output: Any, target: Any, units: float, known: Mapping[str, torch.Tensor]) -> Means:
-        means: Means = {}
-        for name, figure in self.figures.items():
-            value = known[name] if name in known else figure(output, target)
-            if not isinstance(value, Mean):
-                number = _scalar(name, value)
-                # On a GPU reading it would wait for the step; in host memory it is there, and adds up faster than a tensor.
-                value = Mean.of(number.item() if number.device.type == "cpu" else number, units)
-            means[name] = value
-        return means
-
 
 def pick_device(world: World) -> torch.device:
     """This rank's GPU, or the CPU. Of several that it sees it takes that of its local rank."""
@@ -392,6 +386,18 @@ def _norm(gradients: list[torch.Tensor]) -> float:
     if all(norm.device.type == "cpu" for norm in norms):
         return math.hypot(*(norm.item() for norm in norms))
     return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
+
+
+def _means(figures: Mapping[str, Figure], output: Any, target: Any, units: float) -> Means:
+    return {name: _mean(name, figure(output, target), units) for name, figure in figures.items()}
+
+
+def _mean(name: str, value: Any, units: float) -> Mean:
+    if isinstance(value, Mean):
+        return value
+    number = _scalar(name, value)
+    # On a GPU reading it would wait for the step; in host memory it is there, and adds up faster than a tensor.
+    return Mean.of(number.item() if number.is_cpu else number, units)
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor:

@@ -92,13 +92,15 @@ def own_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     found = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 continue
-            if parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()  # the same row may come several times
+            if gradient.is_sparse:
+                parameter.grad = gradient.coalesce()  # the same row may come several times
                 if group.get("fused"):  # which takes no sparse gradients
                     group["fused"] = None
-            found.append(values_of(parameter.grad))
+                gradient = parameter.grad._values()
+            found.append(gradient)
     return found
 
 

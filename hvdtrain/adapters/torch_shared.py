@@ -105,7 +105,7 @@ def _state_of(optimizer: torch.optim.Optimizer, update: Update) -> tuple[tuple[s
         return (), (), f"{type(optimizer).__name__} is not known to update each element by itself"
     if update.precision == "float16":
         return (), (), "the scaling of float16 looks at all gradients"
-    if why := _intercepted(optimizer):
+    if why := torch_fused.intercepted(optimizer):
         return (), (), why
     if any(group.get("differentiable") or group.get("capturable") for group in optimizer.param_groups):
         return (), (), "the optimizer is differentiable or capturable"
@@ -127,16 +127,6 @@ def _state_of(optimizer: torch.optim.Optimizer, update: Update) -> tuple[tuple[s
             elif value is not None:
                 scalars[name] = value
     return tuple(slots), tuple(scalars.items()), ""
-
-
-def _intercepted(optimizer: torch.optim.Optimizer) -> str:
-    """Who wants to be part of the optimizer's steps, which are not taken as such."""
-    own = vars(optimizer)
-    if own.get("_optimizer_step_pre_hooks") or own.get("_optimizer_step_post_hooks"):
-        return "the optimizer has hooks"
-    if "step" in own and not hasattr(own["step"], "_wrapped_by_lr_sched"):  # a scheduler counts steps only
-        return "the optimizer's step() was replaced"
-    return ""
 
 
 def _like(optimizer: torch.optim.Optimizer) -> Any:
@@ -355,7 +345,7 @@ class SharedExchange:
                 f"{self._plan.names[changed]} was changed outside of the optimizer, and the ranks of a host hold one copy of it",
                 hint,
             )
-        if why := _intercepted(self._optimizer):
+        if why := torch_fused.intercepted(self._optimizer):
             raise UsageError(f"{why} since the training began, and each rank updates its share alone", hint)
 
     def _versions(self) -> list[tuple[int, int]]:

@@ -287,7 +287,7 @@ class Feed:
 
     def _stretch(self, epoch: int, parts: Iterable[Slice]) -> Generator[Batch]:
         with closing(self._load(epoch, parts)) as batches:
-            yield from self._timed(batches)
+            yield from batches if self._search.reason else self._timed(batches)
 
     def _load(self, epoch: int, parts: Iterable[Slice]) -> Generator[Batch]:
         way = self._search.way

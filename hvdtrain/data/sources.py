@@ -60,7 +60,7 @@ class ArraySource:
         return len(leaves(self.arrays)[0])
 
     def take(self, indices: Indices) -> Any:
-        return map_leaves(lambda array: np.take(array, indices, axis=0), self.arrays)
+        return map_leaves(lambda array: _rows(array, indices), self.arrays)
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,10 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, tuple):
         return tuple(map_leaves(function, value) for value in data)
     return function(data)
+
+
+def _rows(array: Any, indices: Indices) -> Any:
+    return array.take(indices, axis=0) if isinstance(array, np.ndarray) else np.take(array, indices, axis=0)
 
 
 def _stack(samples: Sequence[Any]) -> Any:
