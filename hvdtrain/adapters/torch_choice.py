@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvdtrain.adapters import torch_shared as shared
-from hvdtrain.adapters.torch_compressed import Compressed
+from hvdtrain.adapters.torch_compressed import LINKS, Compressed
 from hvdtrain.adapters.torch_exchange import Alone, GradientExchange, sparse_weights
 from hvdtrain.adapters.torch_reducer import GradientReducer, HorovodExchange
 from hvdtrain.comm import Communicator
@@ -83,4 +83,5 @@ def _carrier(
     compressor = compressor or Plain()
     if last is not None and last.is_over and last.compressor.name == compressor.name:
         compressor = last.compressor
-    return Compressed(compressor, comm.link())
+    # Horovod, over which a link is elsewhere, has one thread for all of them.
+    return Compressed(compressor, *(comm.link() for _ in range(LINKS if comm.shares_memory else 1)))

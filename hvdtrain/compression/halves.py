@@ -47,8 +47,7 @@ class Bfloat16Codec:
         bits &= 1
         bits += 0x7FFF
         bits += whole
-        np.right_shift(bits, 16, out=bits)
-        out[...] = bits
+        np.right_shift(bits, 16, out=out, dtype=np.uint32, casting="unsafe")
         if not all_finite(values):
             out[np.isnan(values)] = 0x7FC0  # rounding carries over into the sign of some NaN and makes zeros of them
 
@@ -124,14 +123,11 @@ class Bfloat16:
 
     name = "bfloat16"
 
-    def __init__(self) -> None:
-        self._codec = Bfloat16Codec()
-
     def exchange(self, key: str, tensors: Sequence[Floats], link: Link) -> None:
         if link.size == 2:
-            self._add_up(flat(tensors), link)
+            _add_up(flat(tensors), link)
         elif link.size > 2:
-            sum_halves(flat(tensors), link, self._codec, None)
+            sum_halves(flat(tensors), link, Bfloat16Codec(), None)
 
     def settle(self, link: Link) -> None:
         pass
@@ -142,19 +138,20 @@ class Bfloat16:
     def load(self, state: Mapping[str, NDArray[Any]], *, primary: bool) -> None:
         pass
 
-    def _add_up(self, bucket: Floats, link: Link) -> None:
-        """Collective of two ranks: both get all that both have, as many bytes as in slices, but in one round and rounded once."""
-        halves = np.empty(bucket.size, np.uint16)
-        for piece in chunks(0, bucket.size):
-            self._codec.encode(bucket[piece], halves[piece])
-        first, second = link.allgather(halves)
-        decoded = np.empty(CHUNK, np.float32)
-        for piece in chunks(0, bucket.size):
-            other = decoded[: piece.stop - piece.start]
-            self._codec.decode(first[piece], bucket[piece])
-            self._codec.decode(second[piece], other)
-            with np.errstate(invalid="ignore", over="ignore"):
-                bucket[piece] += other
+
+def _add_up(bucket: Floats, link: Link) -> None:
+    """Collective of two ranks: both get all that both have, as many bytes as in slices, but in one round and rounded once."""
+    codec, halves = Bfloat16Codec(), np.empty(bucket.size, np.uint16)
+    for piece in chunks(0, bucket.size):
+        codec.encode(bucket[piece], halves[piece])
+        codec.decode(halves[piece], bucket[piece])
+    other = link.allgather(halves)[1 - link.rank]
+    decoded = np.empty(CHUNK, np.float32)
+    for piece in chunks(0, bucket.size):
+        theirs = decoded[: piece.stop - piece.start]
+        codec.decode(other[piece], theirs)
+        with np.errstate(invalid="ignore", over="ignore"):
+            bucket[piece] += theirs
 
 
 class Float16:

@@ -63,3 +63,23 @@ def test_the_end_drops_what_is_queued_and_does_not_wait_for_a_network_that_is_go
     with pytest.raises(HvdtrainError, match="closed"):
         carrier.wait(second)
     assert compressor.keys == ["first"]
+
+
+def test_a_bucket_that_waits_for_the_network_does_not_hold_up_the_next_one():
+    first, second = LocalLink(), LocalLink()
+    answered = threading.Event()
+
+    class Waits(Bfloat16):
+        def exchange(self, key, tensors, link):
+            assert link is {"0": first, "1": second, "2": first}[key]
+            assert link is second or answered.wait(20)
+
+    carrier = Compressed(Waits(), first, second)
+    jobs = [carrier.begin(bucket(str(number))) for number in range(3)]
+    carrier.wait(jobs[1])
+    assert not carrier.is_done(jobs[0])
+    answered.set()
+    for job in jobs:
+        carrier.wait(job)
+    carrier.close()
+    assert carrier.is_over

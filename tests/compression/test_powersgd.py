@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hvdtrain.compression import powersgd
-from hvdtrain.compression.buckets import CHUNK
 from hvdtrain.compression.powersgd import PowerSgd, matrix_shape, multiply
 from hvdtrain.compression.powersgd import _orthonormal as orthonormal
 from tests.support.links import ThreadLink, on_ranks
@@ -55,7 +54,8 @@ def test_a_warm_start_finds_the_largest_part_of_a_gradient_that_stays():
         compressor, errors = PowerSgd(4), []
         for _ in range(40):
             matrix = gradient / 2
-            compressor._residuals = type(compressor._residuals)()  # the same matrix in every step
+            bases = {key: value for key, value in compressor.state().items() if key.startswith("basis")}
+            compressor.load(bases, primary=True)  # the same matrix in every step
             compressor.exchange("b", [matrix], link)
             errors.append(float(np.linalg.norm(matrix - gradient)))
         return errors
@@ -82,15 +82,43 @@ def test_a_layer_that_had_no_gradient_comes_in_when_it_has_one():
     np.testing.assert_allclose(on_ranks(2, work)[0], 2 * part, atol=1e-4)
 
 
-def test_a_product_has_the_same_bits_on_every_processor():
+@pytest.mark.parametrize("rank", [1, 3, 4, 9])
+def test_a_product_has_the_same_bits_in_whatever_order_it_is_added_up(rank):
     rng = np.random.default_rng(3)
-    for rows, columns in ((CHUNK // 100 + 7, 100), (3, CHUNK + 1), (1, 1)):
-        left, right = (rng.normal(size=(length, 3)).astype(np.float32) for length in (rows, columns))
-        found = np.empty((rows, columns), np.float32)
+    for rows, columns in ((300, 700), (3, 70_001), (1, 1)):
+        left, right = (rng.normal(size=(length, rank)) * 10.0 ** rng.integers(-9, 9, rank) for length in (rows, columns))
+        left, right = left.astype(np.float32), right.astype(np.float32)
+        found, other = np.empty((2, rows, columns), np.float32)
         multiply(left, right, out=found)
-        first, second, third = (np.float32(left[-1, place]) * right[:, place] for place in range(3))
-        np.testing.assert_array_equal(found[-1], (first + second) + third)
-        np.testing.assert_allclose(found, left @ right.T, rtol=1e-5, atol=1e-5)
+        order = np.roll(np.arange(rank)[::-1], 1)
+        multiply(left[:, order], right[:, order], out=other)
+        np.testing.assert_array_equal(found, other)
+        bound = rank * 2.0**-22 * np.abs(left).max() * np.abs(right).max()
+        np.testing.assert_allclose(found, left @ right.T, rtol=1e-5, atol=bound)
+
+
+def test_a_step_that_fails_on_its_way_is_not_owed():
+    rng = np.random.default_rng(5)
+    parts = rng.normal(size=(2, 2, 30, 20)).astype(np.float32)
+
+    class Fails(ThreadLink):
+        def sum(self, array):
+            raise ConnectionError("the other rank is gone")
+
+    def work(link: ThreadLink) -> tuple[np.ndarray, np.ndarray]:
+        compressor = PowerSgd(2)
+        compressor.exchange("b", [parts[link.rank, 0].copy()], link)
+        before = compressor.state()["residual/b"]
+        compressor.exchange("b", [np.zeros((30, 20), np.float32)], link)
+        broken = Fails(link.rank, link._barrier, link._table)
+        wanted = compressor.state()["residual/b"]
+        with pytest.raises(ConnectionError):
+            compressor.exchange("b", [parts[link.rank, 1].copy()], broken)
+        assert not np.array_equal(before, wanted)
+        return compressor.state()["residual/b"], wanted
+
+    for found, wanted in on_ranks(2, work):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_hosts_whose_decompositions_round_differently_get_the_same_bits_and_lose_nothing(monkeypatch):
