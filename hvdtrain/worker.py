@@ -22,6 +22,7 @@ from hvdtrain.horovod import start
 from hvdtrain.loggers import Logger
 from hvdtrain.loggers.console import ConsoleLogger, say, say_aside
 from hvdtrain.loggers.jsonl import JsonLinesLogger
+from hvdtrain.loggers.together import Together
 from hvdtrain.progress import HERE
 from hvdtrain.rank import Rank, guard, watched
 from hvdtrain.recipe import RecipeFunction
@@ -108,7 +109,7 @@ def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction,
             _greet(trainer, rank.run_dir)
         else:
             say(change.text(rank.world.size, trainer.state.step))
-        loggers = _loggers(trainer, rank.run_dir)
+        loggers = [Together(_loggers(trainer, rank.run_dir))]
     try:
         summary = trainer.fit(loggers)
         stops.met()  # what was asked for too late is as good as done

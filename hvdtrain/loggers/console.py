@@ -50,7 +50,7 @@ class ConsoleLogger:
             self._task = self._progress.add_task("", total=total_steps, completed=first_step)
             self._progress.start()
 
-    def log(self, state: TrainState, values: Mapping[str, float]) -> None:
+    def log(self, state: TrainState, values: Mapping[str, float], at: float | None = None) -> None:
         self._values |= values
         wait = self._values.pop("speed/data_wait", 0.0)
         if "speed/data_wait" in values and state.step >= self._first_step + _SEARCH_STEPS:

@@ -37,9 +37,15 @@ class JsonLinesLogger:
         except OSError as error:
             self._warn(error)
 
-    def log(self, state: TrainState, values: Mapping[str, float]) -> None:
+    def log(self, state: TrainState, values: Mapping[str, float], at: float | None = None) -> None:
         figures = {name: number if math.isfinite(number := float(value)) else None for name, value in values.items()}
-        line = {"time": time.time(), "step": state.step, "epoch": state.epoch, "samples": state.samples, **figures}
+        line = {
+            "time": time.time() if at is None else at,
+            "step": state.step,
+            "epoch": state.epoch,
+            "samples": state.samples,
+            **figures,
+        }
         try:
             self._write((json.dumps(line, allow_nan=False) + "\n").encode())
         except OSError as error:

@@ -38,14 +38,14 @@ class TensorBoardLogger:
         self._records: Any = None
         self._failed = False
 
-    def log(self, state: TrainState, values: Mapping[str, float]) -> None:
+    def log(self, state: TrainState, values: Mapping[str, float], at: float | None = None) -> None:
         if self._failed:
             return
         figures = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in values.items()]
         try:
             if self._records is None:
                 self._begin(state.step)
-            self._write(step=state.step, summary=self._summary(value=figures))
+            self._write(at, step=state.step, summary=self._summary(value=figures))
             self._records.flush()
         except OSError as error:
             self._failed = True
@@ -64,5 +64,6 @@ class TensorBoardLogger:
         self._write(file_version="brain.Event:2")
         self._write(step=step, session_log=self._session(status=self._session.START))
 
-    def _write(self, **content: Any) -> None:
-        self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
+    def _write(self, at: float | None = None, **content: Any) -> None:
+        wall_time = time.time() if at is None else at
+        self._records.write(self._event(wall_time=wall_time, **content).SerializeToString())
