@@ -98,6 +98,7 @@ HOMES = {
     },
     "tensorflow": {
         "adapters.keras",
+        "adapters.keras_batches",
         "adapters.keras_compressed",
         "adapters.keras_files",
         "adapters.keras_fit",

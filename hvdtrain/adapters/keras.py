@@ -18,7 +18,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.adapters import batch_pair, blame, keras_files, keras_metrics, keras_norm, keras_shared, keras_state, refuse_sum
+from hvdtrain.adapters import blame, keras_files, keras_metrics, keras_norm, keras_shared, keras_state, refuse_sum
+from hvdtrain.adapters.keras_batches import Batches
 from hvdtrain.adapters.keras_compressed import CompressedExchange
 from hvdtrain.adapters.keras_compressed import refusal as not_compressed
 from hvdtrain.adapters.keras_reducer import Reducer
@@ -45,8 +46,8 @@ class _Plan:
     variables: list[Any]
     #: numbers of the variables that get a gradient on some rank; None until the ranks have agreed
     used: list[int] | None = None
-    #: the step, by whether it sets the random streams
-    steps: dict[bool, Traced] = field(default_factory=dict)
+    #: the step, by whether it sets the random streams, and whether it has samples
+    steps: dict[tuple[bool, bool], Traced] = field(default_factory=dict)
     #: what an exchange outside of the traced step calls the used ones
     numbers: tuple[int, ...] = ()
 
@@ -124,6 +125,7 @@ class KerasAdapter:
         self._samples = 0.0
         self._plans: dict[tuple[bool, ...], _Plan] = {}
         self._evaluate = Traced(self._traced_evaluate)
+        self._batches = Batches(on_host=not tf.config.list_physical_devices("GPU"))
 
     def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
         self._comm = comm
@@ -200,18 +202,18 @@ class KerasAdapter:
         if lr is not None:
             self._set_lr(lr)
         with self._whole():
-            inputs, targets, count = self._tensors(batch)
+            inputs, targets, count = self._batches.tensors(batch)
             self._samples += count
             plan = self._plan()
             factor = self._factor(self.update.factor(weight, self._peers))
-            seeded = seed is not None and bool(self._generators)
-            seeds = (
-                tf.constant(_seeds(seed, len(self._generators)), tf.int64) if seed is not None and seeded else self._unseeded
-            )
+            seeds = self._unseeded
+            if seed is not None and self._generators:
+                seeds = tf.constant(_seeds(seed, len(self._generators)), tf.int64)
+            kind = seeds is not self._unseeded, count > 0
             step = self._together if self._exchange is None else self._apart
-            norm, totals, counted = step(plan, seeded, inputs, targets, factor, seeds)
+            norm, counted, totals = step(plan, kind, inputs, targets, factor, seeds)
             if not math.isfinite(norm):
-                self._not_finite(plan, seeded, inputs, targets, factor, seeds)
+                self._not_finite(plan, kind, inputs, targets, factor, seeds)
             if not count:
                 return dict.fromkeys(self.figures, Mean())
             means = {name: Mean(total, count) for name, total in zip(self.figures, totals, strict=True)}
@@ -224,7 +226,7 @@ class KerasAdapter:
         self._samples = 0.0
 
     def eval_step(self, batch: Any) -> Means:
-        inputs, targets, count = self._tensors(batch)
+        inputs, targets, count = self._batches.tensors(batch)
         if not count:
             return dict.fromkeys(self.figures, Mean())
         outputs, totals = self._evaluate(inputs, targets)
@@ -274,42 +276,52 @@ class KerasAdapter:
             self._plans[key] = _Plan(variables)
         return self._plans[key]
 
-    def _together(self, plan: _Plan, seeded: bool, *tensors: Any) -> tuple[float, list[Any], Any]:
-        """Collective. The step as one traced function, with its reductions."""
-        if seeded not in plan.steps:
-            plan.steps[seeded] = Traced(lambda *tensors: self._traced_train(plan, seeded, *tensors))
+    def _together(self, plan: _Plan, kind: tuple[bool, bool], *tensors: Any) -> tuple[float, float, list[float]]:
+        """Collective. The step as one traced function, with its reductions: the norm, what is counted, the figures' sums."""
+        if kind not in plan.steps:
+            plan.steps[kind] = Traced(lambda *tensors: self._traced_train(plan, kind, *tensors))
         with HERE.waits("allreduce of the gradients, inside the traced step", certain=False):
-            norm, totals, counted = plan.steps[seeded](*tensors)
-        return float(norm.numpy()), totals, counted
+            (facts,) = plan.steps[kind].flat(*tensors)
+            norm, counted, *totals = facts.numpy().tolist()
+        return norm, counted, totals
 
-    def _apart(self, plan: _Plan, seeded: bool, *tensors: Any) -> tuple[float, list[Any], Any]:
+    def _apart(self, plan: _Plan, kind: tuple[bool, bool], *tensors: Any) -> tuple[float, float, list[float]]:
         """Collective. Gradients and update as traced functions of their own, and in between they meet those of the others."""
         assert self._exchange is not None
-        if seeded not in plan.steps:
-            plan.steps[seeded] = Traced(lambda *tensors: self._local(plan, seeded, *tensors))
-        gradients, counted, totals = plan.steps[seeded](*tensors)
+        if kind not in plan.steps:
+            plan.steps[kind] = Traced(lambda *tensors: self._traced_gradients(plan, kind, *tensors))
+        facts, *gradients = plan.steps[kind].flat(*tensors)
+        counted, *totals = facts.numpy().tolist()
         if not plan.used:
-            return 0.0, totals, counted
-        if not plan.numbers:
-            plan.numbers = self._exchange.numbers([plan.variables[number] for number in plan.used])
+            return 0.0, counted, totals
         scale = self._scale()
         scale = scale if isinstance(scale, float) else float(scale.numpy())
-        return self._exchange.step(plan.numbers, gradients, counted if self.update.count else None, scale), totals, counted
+        norm = self._exchange.step(plan.numbers, gradients, counted if self.update.count else None, scale)
+        return norm, counted, totals
 
-    def _traced_train(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
-        gradients, counted, totals = self._local(plan, seeded, inputs, targets, factor, seeds)
+    def _traced_train(self, plan: _Plan, kind: tuple[bool, bool], inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
+        gradients, counted, totals = self._local(plan, kind, inputs, targets, factor, seeds)
         variables = [plan.variables[number] for number in plan.used or ()]
         if not variables:
-            return tf.constant(0.0), totals, counted
+            return tf.stack([0.0, counted, *totals])
         gradients, norm = self._reducer(gradients, counted if self.update.count else None, self._scale())
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             self.optimizer.apply(gradients, variables)  # leaves out by itself what is not finite, and lowers the scale
         else:
             tf.cond(tf.math.is_finite(norm), lambda: _done(self.optimizer.apply(gradients, variables)), lambda: False)
-        return norm, totals, counted
+        return tf.stack([norm, counted, *totals])
 
-    def _local(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
+    def _traced_gradients(self, plan: _Plan, kind: tuple[bool, bool], *tensors: Any) -> Any:
+        gradients, counted, totals = self._local(plan, kind, *tensors)
+        if plan.used and self._exchange is not None:
+            plan.numbers = self._exchange.numbers([plan.variables[number] for number in plan.used])
+            if isinstance(self._exchange, SharedExchange):
+                gradients = self._exchange.joined(plan.numbers, gradients)
+        return [tf.stack([counted, *totals]), *gradients]
+
+    def _local(self, plan: _Plan, kind: tuple[bool, bool], inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
         """This rank's gradients times what it counts for, that number, and the sums of the figures."""
+        seeded, has_samples = kind
         if seeded:
             for generator, state in zip(self._generators, tf.unstack(seeds, len(self._generators)), strict=True):
                 generator.state.assign(tf.cast(state, generator.state.dtype))
@@ -318,12 +330,18 @@ class KerasAdapter:
             return self._learn(plan, inputs, targets, factor)
         if self.update.micro_batch_size is not None:
             return self._accumulate(plan, inputs, targets, factor, self.update.micro_batch_size)
+        if has_samples:
+            return self._learn(plan, inputs, targets, factor)
 
         def idle() -> Any:
-            zeros = [tf.zeros_like(plan.variables[number].value) for number in plan.used or ()]
-            return zeros, tf.constant(0.0), [tf.constant(0.0) for _ in self.figures]
+            # No constants: TensorFlow would compute what follows from them alone, a reduction too, while others wait for it.
+            zero = tf.cast(_length(targets), tf.float32)
+            zeros = [tf.fill(plan.variables[n].shape, tf.cast(zero, plan.variables[n].dtype)) for n in plan.used or ()]
+            return zeros, zero, [zero for _ in self.figures]
 
-        return tf.cond(_length(targets) > 0, lambda: self._learn(plan, inputs, targets, factor), idle)
+        if plan.used is not None:
+            return idle()
+        return tf.cond(_length(targets) > 0, lambda: self._learn(plan, inputs, targets, factor), idle)  # to learn what is used
 
     def _learn(self, plan: _Plan, inputs: Any, targets: Any, factor: Any) -> Any:
         number = tf.cast(_length(targets), tf.float32)
@@ -397,13 +415,13 @@ class KerasAdapter:
             return self.optimizer.dynamic_scale.value
         return float(self.optimizer.loss_scale_factor or 1.0)
 
-    def _not_finite(self, plan: _Plan, seeded: bool, inputs: Any, targets: Any, factor: Any, seeds: Any) -> None:
+    def _not_finite(self, plan: _Plan, kind: tuple[bool, bool], inputs: Any, targets: Any, factor: Any, seeds: Any) -> None:
         """Collective. Raise what went wrong on which rank, unless it is an overflow that a lower scale may mend."""
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) and float(self.optimizer.dynamic_scale.value) >= 1:
             return
         if self.update.process_sets:  # the other sets know nothing of it
             raise HvdtrainError("the gradients of this process set are not finite", "lower the learning rate or check the data")
-        local = tf.function(lambda *tensors: self._local(plan, seeded, *tensors), autograph=False)
+        local = tf.function(lambda *tensors: self._local(plan, kind, *tensors), autograph=False)
         gradients, _, totals = local(inputs, targets, factor, seeds)
         bad = [
             plan.variables[number].path
@@ -420,10 +438,6 @@ class KerasAdapter:
     def _values(self, targets: Any, outputs: Any, loss: Any) -> list[Any]:
         figures = {name: loss if name == "loss" else figure(targets, outputs) for name, figure in self.figures.items()}
         return [tf.reduce_mean(tf.cast(value, tf.float32)) for value in figures.values()]
-
-    def _tensors(self, batch: Any) -> tuple[Any, Any, int]:
-        inputs, targets, count = batch_pair(batch)
-        return tf.nest.map_structure(tf.convert_to_tensor, inputs), tf.nest.map_structure(tf.convert_to_tensor, targets), count
 
     def _factor(self, value: float) -> Any:
         """It is the same in nearly every step."""

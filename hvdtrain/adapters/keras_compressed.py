@@ -58,7 +58,7 @@ class CompressedExchange:
         """What ``step`` calls them."""
         return tuple(self._numbers[id(variable)] for variable in variables)
 
-    def step(self, used: tuple[int, ...], gradients: Sequence[Any], counted: Any, scale: float) -> float:
+    def step(self, used: tuple[int, ...], gradients: Sequence[Any], counted: float | None, scale: float) -> float:
         """Collective. As ``SharedExchange.step``."""
         packed = self._packed.get(used)
         if packed is None:
@@ -71,7 +71,7 @@ class CompressedExchange:
                     self._compressor.exchange(key, tensors, self._link)
             factor = self._update.postscale
             if counted is not None:
-                (whole,) = self._comm.allreduce([float(counted.numpy())], name="gradient/counted").tolist()
+                (whole,) = self._comm.allreduce([counted], name="gradient/counted").tolist()
                 factor = factor / whole if whole else 0.0
             norm = _norm(packed.flat) * factor / scale
         if math.isfinite(norm) or self._scales:  # which leaves out by itself what is not finite, and lowers the scale

@@ -98,8 +98,10 @@ class Reducer:
         limit, most = self.update.clip_norm, self.update.clip_value
         # In float64 where the gradients depend on it: hosts that add up in another order still get the same factor.
         kind = tf.float32 if limit is None else tf.float64
-        squares = [tf.reduce_sum(tf.square(tf.cast(buffer, kind))) for buffer in buffers]
-        norm = tf.sqrt(tf.add_n(squares)) / tf.cast(scale, kind)
+        halves = [tf.nn.l2_loss(tf.cast(buffer, kind)) for buffer in buffers]
+        norm = tf.sqrt(2 * tf.add_n(halves))
+        if not (isinstance(scale, float) and scale == 1.0):
+            norm /= tf.cast(scale, kind)
         if limit is not None:
             shrink = tf.minimum(tf.constant(1.0, kind), tf.math.divide_no_nan(tf.constant(limit, kind), norm))
             shrink = tf.where(norm > 0, shrink, tf.ones_like(shrink) + norm)  # of NaN it stays NaN

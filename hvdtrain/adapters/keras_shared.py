@@ -158,12 +158,25 @@ class SharedExchange:
         """What ``step`` calls them."""
         return tuple(self._numbers[id(variable)] for variable in variables)
 
-    def step(self, used: tuple[int, ...], gradients: Sequence[Any], counted: Any, scale: float) -> float:
+    def joined(self, used: tuple[int, ...], gradients: Sequence[Any]) -> list[Any]:
+        """The gradients of the variables ``used`` as ``step`` takes them: flat, and small neighbours in one. To be traced."""
+        result = []
+        for place, members in _blocks(self._layout, used):
+            pieces, at = [], place.start
+            for position in members:
+                start = self._layout.offsets[used[position]]
+                pieces += [tf.zeros(start - at)] if start > at else []
+                pieces.append(tf.reshape(gradients[position], [-1]))
+                at = self._layout.place(used[position]).stop
+            result.append(pieces[0] if len(pieces) == 1 else tf.concat(pieces, 0))
+        return result
+
+    def step(self, used: tuple[int, ...], gradients: Sequence[Any], counted: float | None, scale: float) -> float:
         """Collective. Sum the gradients over the ranks, and apply them if they are finite.
 
         Args:
             used: the numbers of the variables, the same on all ranks.
-            gradients: of them, dense, already times what this rank counts for.
+            gradients: of them, ``joined``, already times what this rank counts for.
             counted: what this rank counts for, where only the sum over ranks is the whole; None elsewhere.
             scale: what the loss was multiplied with.
 
@@ -175,9 +188,9 @@ class SharedExchange:
             parts = self._parts[used] = _Parts(
                 self._layout, used, self._memory.rank, self._flats, self._optimizer, self._update
             )
-        own = [np.asarray(memoryview(gradient)).reshape(-1) for gradient in gradients]
+        own = [np.asarray(memoryview(gradient)) for gradient in gradients]
         parts.bring(own)
-        self._row[0] = 0.0 if counted is None else float(counted.numpy())
+        self._row[0] = 0.0 if counted is None else counted
         self._row[1] = not self._layout.whole and (self._changed or self._active is not parts)
         self._memory.meet("the exchange of gradients with")
         if self._lane is None:
@@ -301,17 +314,21 @@ class _Parts:
         self._mine, self._others = flats[rank], [flat for place, flat in enumerate(flats) if place != rank]
         #: of the flat array, and whether weights in them decay; an optimizer without any would not count its steps
         self._pieces = list(_cut(layout, used, rank, len(flats))) or [(slice(0, 0), True)]
-        #: this rank's share: the number of the gradient, elements of it, their place in the flat array
+        #: this rank's share: the number of the variable, elements of it, their place in the flat array
         self.inside: list[tuple[int, slice, slice]] = []
+        #: of the joined gradients: the number, elements of it, where they go or are added up
         self._outside: list[tuple[int, slice, Floats]] = []
         self._sums: list[tuple[int, slice, Floats, list[Floats]]] = []
         for number, which in enumerate(used):
             place = layout.place(which)
             for start, stop, is_mine in _split(place, self._pieces):
+                if is_mine:
+                    self.inside.append((number, _moved(start, stop, place.start), slice(start, stop)))
+        for number, (place, _) in enumerate(_blocks(layout, used)):
+            for start, stop, is_mine in _split(place, self._pieces):
                 if not is_mine:
                     self._outside.append((number, _moved(start, stop, place.start), self._mine[start:stop]))
                     continue
-                self.inside.append((number, _moved(start, stop, place.start), slice(start, stop)))
                 for first in range(start, stop, _CHUNK):
                     last = min(first + _CHUNK, stop)
                     theirs = [flat[first:last] for flat in self._others]
@@ -424,6 +441,21 @@ def _cut(layout: Layout, used: Sequence[int], rank: int, size: int) -> Iterator[
         passed += stop - start
 
 
+def _blocks(layout: Layout, used: Sequence[int]) -> list[tuple[slice, list[int]]]:
+    """The places of the gradients of the variables ``used``, and which of those lie there: small neighbours are one block."""
+    blocks: list[tuple[slice, list[int]]] = []
+    for position in sorted(range(len(used)), key=lambda position: layout.offsets[used[position]]):
+        place = layout.place(used[position])
+        if blocks:
+            before, members = blocks[-1]
+            is_next = before.start + aligned(before.stop - before.start) == place.start
+            if is_next and place.stop - before.start <= _CHUNK:
+                blocks[-1] = slice(before.start, place.stop), [*members, position]
+                continue
+        blocks.append((place, [position]))
+    return blocks
+
+
 def _split(place: slice, pieces: Sequence[tuple[slice, bool]]) -> Iterator[tuple[int, int, bool]]:
     """``place`` cut where ``pieces`` begin and end: start, stop, whether it is inside one."""
     at = place.start
@@ -446,7 +478,7 @@ def _tensor(array: Floats) -> Any:
 
 def _value(variable: Any) -> Floats:
     """A variable's elements where they are."""
-    return np.asarray(memoryview(variable._value.value())).reshape(-1)
+    return np.asarray(memoryview(tf.raw_ops.ReadVariableOp(resource=variable._value.handle, dtype=tf.float32))).reshape(-1)
 
 
 def _moved(start: int, stop: int, by: int) -> slice:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.adapters.keras_traced import Direct
 from hvdtrain.update import Update
 
 
@@ -29,14 +30,12 @@ class TracedUpdate:
             apply([tf.clip_by_value(each, -most, most) for each in scaled] if clips else scaled)
 
         signature = [tf.TensorSpec((size,), tf.float32) for size in sizes] + [tf.TensorSpec((), tf.float32)] * 2
-        traced = tf.function(update, input_signature=signature, autograph=False, jit_compile=jit_compile)
-        self._traced = traced.get_concrete_function()
+        self._direct = Direct(update, signature, jit_compile=jit_compile)
         self._scalars: dict[float, Any] = {}
 
     def __call__(self, gradients: Sequence[Any], factor: float, most: float) -> None:
         """Apply ``gradients``, tensors, times ``factor``, elements cut off at ``most``."""
-        tensors = [*gradients, self._scalar(factor), self._scalar(most)]
-        self._traced._call_flat(tensors, self._traced.captured_inputs)  # as in ``Traced``: without a look at the arguments
+        self._direct([*gradients, self._scalar(factor), self._scalar(most)])
 
     def _scalar(self, value: float) -> Any:
         """It is nearly always one of two, and making a tensor takes longer than finding it."""

@@ -168,6 +168,13 @@ def nets(**update):
     return made, (np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32), np.ones((6, 2), np.float32))
 
 
+def tf_constant(tensor):
+    """What a tensor of a graph is, if that is known."""
+    import tensorflow as tf
+
+    return tf.get_static_value(tensor)
+
+
 def weights_of(made):
     return [variable.value.numpy() for variable in made.model.trainable_variables]
 
@@ -190,7 +197,33 @@ def test_seeds_and_steps_do_not_trace_anew():
     for seed in range(4):
         made.train_step(batch, lr=0.1 / (seed + 1), weight=1.0, seed=seed)
     (plan,) = made._plans.values()
-    assert plan.steps[True].traces == 1
+    assert plan.steps[True, True].traces == 1
+
+
+def test_figures_are_read_with_the_step():
+    made, batch = nets()
+    assert type(made.train_step(batch, lr=None, weight=1.0)["loss"].total) is float
+
+
+def test_a_step_with_samples_asks_for_nothing_but_whether_gradients_are_finite():
+    made, batch = nets()
+    made.train_step(batch, lr=None, weight=1.0)
+    (plan,) = made._plans.values()
+    graph = plan.steps[False, True]._direct._concrete.graph
+    assert [operation.type for operation in graph.get_operations() if operation.type in ("If", "StatelessIf")] == ["If"]
+
+
+def test_a_rank_without_samples_reduces_no_constants():
+    """TensorFlow would compute the reduction of constants when it looks at the graph: on this rank alone."""
+    made, (inputs, targets) = nets()
+    made.train_step((inputs, targets), lr=None, weight=1.0)
+    before = weights_of(made)
+    made.train_step((inputs[:0], targets[:0]), lr=None, weight=0.0)
+    assert all(np.array_equal(new, old) for new, old in zip(weights_of(made), before, strict=True))
+    (plan,) = made._plans.values()
+    fills = [each for each in plan.steps[False, False]._direct._concrete.graph.get_operations() if each.type == "Fill"]
+    assert len(fills) == len(plan.variables)
+    assert all(tf_constant(each.inputs[1]) is None for each in fills)
 
 
 def test_random_streams_are_no_part_of_what_ranks_must_share():

@@ -91,3 +91,19 @@ def test_a_variable_is_cut_where_the_pieces_begin_and_end():
         (48, 60, True),
     ]
     assert list(keras_shared._split(slice(0, 10), pieces)) == [(0, 10, False)]
+
+
+def test_small_neighbours_travel_as_one():
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    found = laid_out(optimizer)
+    assert keras_shared._blocks(found, (0, 1, 2, 3)) == [(slice(0, 247), [0, 2, 1, 3])]
+    assert keras_shared._blocks(found, (3, 0)) == [(slice(0, 60), [1]), (slice(240, 247), [0])]
+
+
+def test_large_gradients_travel_by_themselves(monkeypatch):
+    monkeypatch.setattr(keras_shared, "_CHUNK", 210)
+    optimizer = keras.optimizers.SGD()
+    chosen = variables()
+    found = laid_out(optimizer, chosen)
+    assert [place for place, _ in keras_shared._blocks(found, (0, 1, 2, 3))] == [slice(0, 84), slice(96, 247)]
