@@ -7,7 +7,7 @@ Sides: none (each host trains by itself, both at once: the computation), plain (
 with the programs that ``tests/cluster/cluster`` needs. Runs take turns; with --json they are added to those that FILE has.
 
 What is asked for: plain within 1.15 of the longer one of the computation and the bytes over the speed of the link; bfloat16 at
-0.6 of plain, PowerSGD at 0.3.
+0.6 of plain, PowerSGD at 0.3. The last column is what a side would be at if its arithmetic and all waiting took no time.
 """
 
 from __future__ import annotations
@@ -139,9 +139,11 @@ def sheet(rate: str, known: Mapping[str, Sequence[Measured]]) -> report.Sheet:
     for side, figure in figures.items():
         sent = statistics.median(run.sent for run in known[side])
         link = sent * FRAMES * 8 / bits(rate)
-        cells = ["", "", "", ""]
+        cells = ["", "", "", "", ""]
         if "none" in figures and side != "none":
             ideal = max(figures["none"].median, link)
+            if "plain" in figures:
+                cells[4] = f"{ideal / figures['plain'].median:.2f}"
             noise = [figure] if link > figures["none"].median else [figure, figures["none"]]
             cells[0] = f"{figure.median / ideal:.2f}"
             if side == "plain":
@@ -152,7 +154,8 @@ def sheet(rate: str, known: Mapping[str, Sequence[Measured]]) -> report.Sheet:
             if side in BARS:
                 cells[3] = f"<= {BARS[side]}: {_verdict(medians, BARS[side], [figure, figures['plain']])}"
         rows.append((side, *report.times(figure), f"{sent / 1e6:.1f}", f"{link * 1e3:.0f}", *cells))
-    columns = ("side", "step ms", "fastest ms", "spread", "MB sent", "link ms", "/ limit", "/ plain", "fastest", "bar")
+    columns = ("side", "step ms", "fastest ms", "spread", "MB sent", "link ms")
+    columns += ("/ limit", "/ plain", "fastest", "bar", "least / plain")
     runs = min(map(len, known.values()))
     plain = 4 * PARAMETERS / 1e6
     title = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from hvdtrain.errors import UsageError
-from hvdtrain.exchange import Exchange
+from hvdtrain.exchange import Exchange, bucket_mb
 from hvdtrain.recipe import convert
 
 ENV_PREFIX = "HVDTRAIN_"
@@ -69,7 +69,9 @@ class Options:
         "none", "Of gradients, for slow networks: none, bfloat16, float16, topk[:SHARE] or powersgd[:RANK].", takes="NAME"
     )
     compression_warmup: int = _option(0, "Steps at the start without compression.", minimum=0)
-    bucket_mb: float = _option(4.0, "Size in MB of the buckets in which gradients travel through Horovod.", takes="MB")
+    bucket_mb: float | None = _option(
+        None, "Size in MB of the buckets in which gradients travel through Horovod (default: 4; PowerSGD: 16).", takes="MB"
+    )
     loader_workers: str = _option(
         "auto", "Processes that load data on each rank: a number, or auto: as it is measured.", takes="N|auto"
     )
@@ -91,9 +93,8 @@ class Options:
 
     @property
     def exchange_wanted(self) -> Exchange:
-        return Exchange(
-            engine=self.exchange, compression=self.compression, warmup=self.compression_warmup, bucket_mb=self.bucket_mb
-        )
+        size = bucket_mb(self.compression) if self.bucket_mb is None else self.bucket_mb
+        return Exchange(engine=self.exchange, compression=self.compression, warmup=self.compression_warmup, bucket_mb=size)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ class Exchange:
     bucket_mb: float = 4.0
 
 
+def bucket_mb(compression: str) -> float:
+    """The size of buckets where the user has not said: PowerSGD waits for the others three times in each."""
+    return 16.0 if compression.startswith("powersgd") else Exchange.bucket_mb
+
+
 @dataclass(frozen=True)
 class Choice:
     engine: Literal["horovod", "shared"]

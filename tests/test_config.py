@@ -193,3 +193,16 @@ def test_what_was_tuned_lies_over_the_defaults_and_under_everything_else(in_tmp:
     options, origins = config.options, config.origins
     assert (options.exchange, options.bucket_mb, options.compression) == ("horovod", 2.0, "bfloat16")
     assert [origins[name] for name in ("exchange", "bucket_mb", "compression")] == ["tuned", "c.yaml", "command line"]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, 4),
+        ({"compression": "bfloat16"}, 4),
+        ({"compression": "powersgd:2"}, 16),
+        ({"compression": "powersgd", "bucket_mb": "4"}, 4),
+    ],
+)
+def test_buckets_are_as_large_as_the_user_says_or_as_suits_the_compression(given, wanted):
+    assert resolve("r.py", {}, given, {}, None).options.exchange_wanted.bucket_mb == wanted
