@@ -287,7 +287,7 @@ class SharedExchange:
 
     def _add_over_hosts(self, lane: Link) -> float:
         """Collective. The same on every host, which adds up in the same order as the others."""
-        self._sum.add_share(spread=False)
+        self._sum.add_share(spread=False, squared=False)
         mine = self._sum.sums[self._sum.share]
         with HERE.waits("the sum of the gradients over hosts"):
             lane.sum(mine)

@@ -176,7 +176,7 @@ def _shared(comm: Communicator) -> Carrier:
 
         def reduce() -> NDArray[np.float32]:
             memory.meet("the other arrays")
-            summing.add_share(spread=True)
+            summing.add_share(spread=True, squared=False)
             memory.meet("the other sums")
             return summing.mine
 

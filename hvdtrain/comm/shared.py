@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hvdtrain.comm import Segment
+from hvdtrain.comm import Segment, futex
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.progress import HERE
 
@@ -29,11 +28,11 @@ _HEADER = 4096
 ALIGN = 64
 #: Elements that are summed at a time: chunks of this size stay in the cache between reading, adding and writing.
 CHUNK_BYTES = 256 << 10
-#: While ranks wait: so long without giving the processor away, then asleep in between, longer and longer. Where others want the
-#: processor, who sleeps gets it back when it wakes; who yields it waits until they have used up their time (milliseconds).
-_SPIN_S, _SLEEP_S, _LONGEST_SLEEP_S = 200e-6, 20e-6, 1e-3
-#: What Linux may add to a sleep; by default as long as the shortest.
-_SLACK_NS, _PR_SET_TIMERSLACK = 1000, 29
+#: While ranks wait: so long they look without pause (or give the processor away in between, where there are more ranks than
+#: processors), then they sleep until who is missing wakes them, or so long.
+_SPIN_S, _ASLEEP_S = 200e-6, 20e-3
+#: Where nobody can wake them they look, longer and longer apart.
+_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3
 _LOOK_S = 0.1
 #: How long a launcher that knows more of a lost rank has to end this one.
 _PATIENCE_S = 1.0
@@ -71,11 +70,14 @@ class HostMemory:
         self._segment = make(bytes_needed(fields, first=local_rank == 0))
         self.rank, self.size, self.ranks = self._segment.rank, len(self._segment.parts), tuple(self._segment.ranks)
         self._counters = [part[:8].cast("q") for part in self._segment.parts]
+        self._addresses = [ctypes.addressof(ctypes.c_char.from_buffer(counter)) for counter in self._counters]
+        #: whether a rank wants to be woken; on another cache line, as it changes seldom and is read at each meeting
+        self._sleepers = [part[ALIGN : ALIGN + 8].cast("q") for part in self._segment.parts]
         #: a process and the namespace in which it has this number
-        self._processes = [part[8:24].cast("q") for part in self._segment.parts]
+        self._processes = [part[2 * ALIGN : 2 * ALIGN + 16].cast("q") for part in self._segment.parts]
         self._met = 0
-        #: not at all where there are more ranks than processors: who is waited for may want this one
-        self._spin_s = _SPIN_S if self.size <= _processors() else 0.0
+        #: more ranks than processors: who is waited for may want this one
+        self._crowded = self.size > _processors()
         offset, once = _HEADER, _HEADER + sum(field.nbytes for field in fields if not field.once)
         #: of each field: the array of each rank, or the one that all have
         self.arrays: list[Any] = []
@@ -92,8 +94,6 @@ class HostMemory:
             else:
                 arrays[self.rank][:] = 0
         self._processes[self.rank][0], self._processes[self.rank][1] = os.getpid(), _namespace()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)  # of this thread, in which the ranks meet
         self.meet("the set-up of shared memory with")
 
     def meet(self, what: str) -> None:
@@ -108,14 +108,21 @@ class HostMemory:
         self._met += 1
         self._segment.fence()
         self._counters[self.rank][0] = self._met
-        if self._missing():
-            self._wait(what)
+        self._segment.fence()  # either who falls asleep sees the counter, or this rank sees that it sleeps
+        for sleeper in self._sleepers:
+            if sleeper[0]:
+                futex.wake(self._addresses[self.rank])
+                break
+        for counter in self._counters:
+            if counter[0] < self._met:
+                self._wait(what)
+                break
         self._segment.fence()
 
     def close(self) -> None:
         """Collective over the host."""
         self.arrays = []
-        self._counters, self._processes = [], []
+        self._counters, self._sleepers, self._processes = [], [], []
         self._segment.free()
 
     def _missing(self) -> list[int]:
@@ -123,17 +130,30 @@ class HostMemory:
 
     def _wait(self, what: str) -> None:
         since = time.perf_counter()
-        while (waited := time.perf_counter() - since) < self._spin_s:
+        while (waited := time.perf_counter() - since) < _SPIN_S:
             if not self._missing():
                 return
+            if self._crowded:
+                os.sched_yield()
         pause, looked = _SLEEP_S, waited
         with HERE.waits(what, lambda: [f"rank {self.ranks[place]}" for place in self._missing()]):
-            while missing := self._missing():
-                time.sleep(pause)
-                pause = min(1.1 * pause, _LONGEST_SLEEP_S)
-                if (waited := time.perf_counter() - since) - looked > _LOOK_S:
-                    looked = waited
-                    self._look(missing, what)
+            self._sleepers[self.rank][0] = 1
+            self._segment.fence()
+            try:
+                while missing := self._missing():
+                    if not self._sleep(missing[0]):
+                        time.sleep(pause)
+                        pause = min(1.1 * pause, _LONGEST_SLEEP_S)
+                    if (waited := time.perf_counter() - since) - looked > _LOOK_S:
+                        looked = waited
+                        self._look(missing, what)
+            finally:
+                self._sleepers[self.rank][0] = 0
+
+    def _sleep(self, place: int) -> bool:
+        """Until the rank at ``place`` comes, or for a moment. False: ranks cannot be woken here."""
+        seen = self._counters[place][0]
+        return seen >= self._met or futex.wait(self._addresses[place], seen, _ASLEEP_S)
 
     def _look(self, missing: Sequence[int], what: str) -> None:
         for place in missing:
@@ -161,8 +181,8 @@ class HostSum:
         self.share = share(len(self.mine), memory.rank, memory.size)
         self._chunk = max(1, CHUNK_BYTES // self.mine.itemsize)
 
-    def add_share(self, *, spread: bool) -> float:
-        """Add up this rank's share, after a meeting; the sum of its squares is returned.
+    def add_share(self, *, spread: bool, squared: bool = True) -> float:
+        """Add up this rank's share, after a meeting; with ``squared`` the sum of its squares is returned.
 
         It stands in ``sums`` then, and with ``spread`` in every rank's array (to be read after one more meeting).
         """
@@ -175,7 +195,8 @@ class HostSum:
                     np.add(total, other, out=total)
                 for other in others if spread else ():
                     np.copyto(other, total)
-                squares += float(np.dot(total, total))
+                if squared:
+                    squares += float(np.dot(total, total))
         return squares
 
     def squares(self) -> float:
