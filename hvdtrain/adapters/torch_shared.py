@@ -177,14 +177,17 @@ class SharedExchange:
 
     def finish(self, numbers: Sequence[float]) -> Summed:
         row, count = self._facts[self._memory.rank], len(self._plan.parameters)
-        found = [parameter.grad for parameter in self._plan.parameters]
-        there = [(view, grad) for view, grad in zip(self._views, found, strict=True) if grad is not None]
-        if there:
-            torch._foreach_copy_([view for view, _ in there], [grad for _, grad in there])
-        for number, grad in enumerate(found):
-            row[number] = grad is not None
-            if grad is None:
-                self._views[number].zero_()
+        found: list[Any] = [parameter.grad for parameter in self._plan.parameters]
+        used = [grad is not None for grad in found]
+        if all(used):
+            torch._foreach_copy_(self._views, found)
+        else:
+            for view, grad in zip(self._views, found, strict=True):
+                if grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(grad)
+        row[:count] = used
         row[count : count + len(numbers)] = numbers
         self._memory.meet("the exchange of gradients with")
         if self._lane is None:
