@@ -338,6 +338,8 @@ class _Parts:
         self._gradients: list[Any] = []
         self._variables: list[Any] = []
         self._slots: list[list[Any]] = []
+        #: the parameters after the last update, where it returns them
+        self._updated: list[Any] = []
 
     def bring(self, own: Sequence[Floats]) -> None:
         """Let the other ranks have what they add up of this rank's gradients."""
@@ -374,7 +376,7 @@ class _Parts:
         """Apply the sums times ``factor``, elements cut off at ``most``: to this rank's share, or to everything."""
         if self._apply is None:
             self._apply = self._of_everything()
-        self._apply(self._gradients, factor, most)
+        self._updated = self._apply(self._gradients, factor, most)
 
     def begin(self, arrays: Sequence[Floats]) -> None:
         """This rank's share of the parameters and of the optimizer's slots is as it is in shared memory."""
@@ -385,8 +387,11 @@ class _Parts:
                 variable._value.assign(tf.constant(array[place]))
 
     def publish(self, parameters: Floats) -> None:
-        """Let the other ranks have this rank's share of the parameters."""
-        self._write([parameters], [self._variables])
+        """Let the other ranks have this rank's share of the parameters, after an update."""
+        if not self._updated:
+            self._write([parameters], [self._variables])
+        for (place, _), tensor in zip(self._pieces, self._updated, strict=bool(self._updated)):
+            np.copyto(parameters[place], np.asarray(memoryview(tensor)))
 
     def write_state(self, states: Sequence[Floats]) -> None:
         """And that of the optimizer's slots."""
@@ -412,8 +417,14 @@ class _Parts:
         self._slots = [getattr(part, name) for name in self._layout.slots]
         self._gradients = [_tensor(view) if len(view) else tf.zeros([0]) for view in views]
         sizes = [len(view) for view in views]
-        clips = self._update.clip_value is not None
-        return TracedUpdate(lambda given: part.apply(given, self._variables), sizes, clips=clips, jit_compile=True)
+        clips, is_small = self._update.clip_value is not None, sum(sizes) <= _CHUNK
+
+        def apply(given: Any) -> Any:
+            part.apply(given, self._variables)
+            # Reading a variable is one more call, which takes longer than to copy little.
+            return [tf.convert_to_tensor(variable.value) for variable in self._variables] if is_small else []
+
+        return TracedUpdate(apply, sizes, clips=clips, jit_compile=True)
 
     def _of_everything(self) -> TracedUpdate:
         """That of the model's own optimizer, from the flat array."""

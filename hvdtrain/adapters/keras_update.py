@@ -16,26 +16,26 @@ class TracedUpdate:
     """Scales and clips flat gradients [sizes] and gives them to ``apply``.
 
     Args:
-        apply: traced once; the optimizer's update, of tensors of ``sizes``.
+        apply: traced once; the optimizer's update, of tensors of ``sizes``. Calls return the tensors that it returns.
         clips: whether elements are cut off.
         jit_compile: whether XLA compiles it.
     """
 
     def __init__(
-        self, apply: Callable[[list[Any]], object], sizes: Sequence[int], *, clips: bool, jit_compile: bool = False
+        self, apply: Callable[[list[Any]], Any], sizes: Sequence[int], *, clips: bool, jit_compile: bool = False
     ) -> None:
-        def update(*tensors: Any) -> None:
+        def update(*tensors: Any) -> Any:
             *gradients, factor, most = tensors
             scaled = [gradient * factor for gradient in gradients]
-            apply([tf.clip_by_value(each, -most, most) for each in scaled] if clips else scaled)
+            return apply([tf.clip_by_value(each, -most, most) for each in scaled] if clips else scaled)
 
         signature = [tf.TensorSpec((size,), tf.float32) for size in sizes] + [tf.TensorSpec((), tf.float32)] * 2
         self._direct = Direct(update, signature, jit_compile=jit_compile)
         self._scalars: dict[float, Any] = {}
 
-    def __call__(self, gradients: Sequence[Any], factor: float, most: float) -> None:
+    def __call__(self, gradients: Sequence[Any], factor: float, most: float) -> list[Any]:
         """Apply ``gradients``, tensors, times ``factor``, elements cut off at ``most``."""
-        self._direct([*gradients, self._scalar(factor), self._scalar(most)])
+        return self._direct([*gradients, self._scalar(factor), self._scalar(most)])
 
     def _scalar(self, value: float) -> Any:
         """It is nearly always one of two, and making a tensor takes longer than finding it."""

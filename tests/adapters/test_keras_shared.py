@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 
 pytest.importorskip("keras")
@@ -10,6 +13,7 @@ import keras
 
 from hvdtrain.adapters import keras_shared
 from hvdtrain.adapters.keras_shared import layout
+from hvdtrain.update import Update
 
 
 def variables():
@@ -107,3 +111,20 @@ def test_large_gradients_travel_by_themselves(monkeypatch):
     chosen = variables()
     found = laid_out(optimizer, chosen)
     assert [place for place, _ in keras_shared._blocks(found, (0, 1, 2, 3))] == [slice(0, 84), slice(96, 247)]
+
+
+@pytest.mark.parametrize(("size", "count"), [(64, 1), (keras_shared._CHUNK + 16, 0)], ids=["small", "large"])
+def test_an_update_returns_a_small_share_of_the_parameters(size, count):
+    variable = keras.Variable(np.ones(size, np.float32))
+    optimizer = keras.optimizers.SGD(0.5)
+    found = laid_out(optimizer, [variable])
+    whole = np.zeros(found.length + 16, np.float32)
+    flat = whole[-(whole.ctypes.data // 4) % 16 :][: found.length]  # begins on a cache line
+    parts = keras_shared._Parts(found, (0,), 0, [flat], optimizer, Update())
+    parts.begin([np.ones(found.length, np.float32)])
+    flat[:] = 1.0
+    parts.update(1.0, math.inf)
+    assert len(parts._updated) == count
+    parameters = np.zeros(found.length, np.float32)
+    parts.publish(parameters)
+    assert parameters.tolist() == [0.5] * size
