@@ -29,6 +29,8 @@ from hvdtrain.data.sources import Source, as_source
 
 ROOT = Path(__file__).parents[1]
 SAMPLES, WIDTH, BATCH, ROUNDS = 2048, 1024, 32, 3
+#: of the data whose memory is measured: 128 MB
+WIDE = 16 * WIDTH
 #: of a step that only waits, as one on an accelerator does
 STEP_S = 0.004
 
@@ -36,8 +38,8 @@ STEP_S = 0.004
 class Slow:
     """Samples that Python makes (about 0.1 ms each), or waits for."""
 
-    def __init__(self, rounds: int = 0, seconds: float = 0.0) -> None:
-        self.rounds, self.seconds = rounds, seconds
+    def __init__(self, rounds: int = 0, seconds: float = 0.0, width: int = WIDTH) -> None:
+        self.rounds, self.seconds, self.width = rounds, seconds, width
 
     def __len__(self) -> int:
         return SAMPLES
@@ -47,7 +49,7 @@ class Slow:
             pass
         if self.seconds:
             time.sleep(self.seconds)
-        return np.full(WIDTH, index, np.float32), index
+        return np.full(self.width, index, np.float32), index
 
 
 DATA = {
@@ -85,17 +87,23 @@ def memory(kind: str, out: Path) -> None:
 
     comm = connect(World.from_env(), "numpy")
     before = psutil.Process().memory_full_info().pss
-    source = as_source(Slow(0))
-    indices = np.arange(SAMPLES)
-    held = cached(source).on_host(comm) if kind == "shared" else as_source(source.take(indices))
+    data, indices = Slow(width=WIDE), np.arange(SAMPLES)
+    held = cached(data).on_host(comm) if kind == "shared" else as_source(_copied(data))
     sampler = Sampler(SAMPLES, BATCH)
     for _ in Loader(held, sampler, Share.equal(comm.world.rank, comm.world.size), prefetch=0).epoch(0):
         pass
-    held.take(indices[: SAMPLES // 2])  # every rank has seen all pages
-    held.take(indices[SAMPLES // 2 :])
+    for start in range(0, SAMPLES, BATCH):  # every rank has seen all pages
+        held.take(indices[start : start + BATCH])
     comm.allgather(None, name="all have read")
     (out / f"{kind}-{comm.world.rank}").write_text(json.dumps(psutil.Process().memory_full_info().pss - before))
     comm.allgather(None, name="all are measured")
+
+
+def _copied(data: Slow) -> tuple[Any, Any]:
+    inputs, targets = np.empty((SAMPLES, data.width), np.float32), np.empty(SAMPLES, np.int64)
+    for index in range(SAMPLES):
+        inputs[index], targets[index] = data[index]
+    return inputs, targets
 
 
 def main() -> None:
@@ -114,7 +122,7 @@ def main() -> None:
             own = [sys.executable, str(Path(__file__).resolve()), kind, out]
             subprocess.run([sys.executable, "-m", "hvdtrain", *command, *own], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
             total = sum(json.loads((Path(out) / f"{kind}-{rank}").read_text()) for rank in range(2))
-            print(f"{kind}: {total / (1 << 20):.1f} MB for two ranks, of {SAMPLES * WIDTH * 4 / (1 << 20):.1f} MB of data")
+            print(f"{kind}: {total / (1 << 20):.1f} MB for two ranks, of {SAMPLES * WIDE * 4 / (1 << 20):.1f} MB of data")
 
 
 if __name__ == "__main__":
