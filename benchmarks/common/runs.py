@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -52,10 +52,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Run:
-    """One start of a side: the step time of each of its rounds (s), and the peak memory of each rank (MB)."""
+    """One start of a side: the step time of each of its rounds (s), and the peak memory of each rank (MB).
+
+    ``in_step``: of each round, were the ranks to wait for each other after each step, without any cost of that.
+    """
 
     rounds: tuple[float, ...]
     peak_mb: tuple[float, ...]
+    in_step: tuple[float, ...] = ()
 
     @property
     def step(self) -> float:
@@ -64,25 +68,29 @@ class Run:
 
 @dataclass(frozen=True)
 class Figures:
-    """Several runs of a side: times in seconds; ``spread`` is what its runs differ by, as a part of the median."""
+    """Several runs of a side: times in seconds; ``spread`` is what its runs differ by, as a part of the median.
+
+    ``in_step``: the same, were its ranks to wait for each other after each step.
+    """
 
     runs: int
     median: float
     fastest: float
     spread: float
     peak_mb: float
+    in_step: Figures | None = None
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Figures:
-        steps = [run.step for run in runs]
+        peak_mb = statistics.median(chain.from_iterable(run.peak_mb for run in runs))
+        in_step = cls._of([run.in_step for run in runs], peak_mb) if all(run.in_step for run in runs) else None
+        return replace(cls._of([run.rounds for run in runs], peak_mb), in_step=in_step)
+
+    @classmethod
+    def _of(cls, runs: Sequence[Sequence[float]], peak_mb: float) -> Figures:
+        steps = [statistics.median(rounds) for rounds in runs]
         median = statistics.median(steps)
-        return cls(
-            len(runs),
-            median,
-            min(chain.from_iterable(run.rounds for run in runs)),
-            (max(steps) - min(steps)) / median,
-            statistics.median(chain.from_iterable(run.peak_mb for run in runs)),
-        )
+        return cls(len(runs), median, min(map(min, runs)), (max(steps) - min(steps)) / median, peak_mb)
 
 
 def measure(side: Side, task: str) -> Run:
@@ -108,7 +116,9 @@ def measure(side: Side, task: str) -> Run:
             sys.exit(f"{side.name} ({side.framework}, {task}) ended with exit code {done.returncode}:\n{text}")
         ranks = [json.loads((Path(folder) / f"rank-{rank}.json").read_text()) for rank in range(side.ranks)]
     rounds = [_rounds(rank["ends"], TASKS[task].warm_up) for rank in ranks]
-    return Run(tuple(map(statistics.fmean, zip(*rounds, strict=True))), tuple(rank["peak_mb"] for rank in ranks))
+    slowest = [max(steps) for steps in zip(*(_steps(rank["ends"], TASKS[task].warm_up) for rank in ranks), strict=True)]
+    in_step = tuple(statistics.fmean(slowest[start : start + ROUND]) for start in range(0, len(slowest), ROUND))
+    return Run(tuple(map(statistics.fmean, zip(*rounds, strict=True))), tuple(rank["peak_mb"] for rank in ranks), in_step)
 
 
 def compare(sides: Mapping[str, Side], task: str, number: int, cell: str, path: Path | None) -> dict[str, Figures]:
@@ -133,10 +143,11 @@ def _read(path: Path | None) -> dict[str, dict[str, list[Run]]]:
     if path is None or not path.exists():
         return {}
     cells = json.loads(path.read_text())["cells"]
-    return {
-        cell: {name: [Run(tuple(run["rounds"]), tuple(run["peak_mb"])) for run in runs] for name, runs in sides.items()}
-        for cell, sides in cells.items()
-    }
+    return {cell: {name: [_run(run) for run in runs] for name, runs in sides.items()} for cell, sides in cells.items()}
+
+
+def _run(plain: Mapping[str, Sequence[float]]) -> Run:
+    return Run(tuple(plain["rounds"]), tuple(plain["peak_mb"]), tuple(plain.get("in_step", ())))
 
 
 def _write(path: Path, cells: Mapping[str, Mapping[str, Sequence[Run]]]) -> None:
@@ -185,6 +196,11 @@ def _rounds(ends: Sequence[float], warm_up: int) -> list[float]:
     """Seconds of a step in each round after ``warm_up`` rounds."""
     marks = ends[warm_up * ROUND - 1 :: ROUND]
     return [(after - before) / ROUND for before, after in pairwise(marks)]
+
+
+def _steps(ends: Sequence[float], warm_up: int) -> list[float]:
+    """Seconds of each step after ``warm_up`` rounds."""
+    return [after - before for before, after in pairwise(ends[warm_up * ROUND - 1 :])]
 
 
 def _free_addresses(number: int) -> list[str]:
