@@ -19,6 +19,9 @@ _NAMES = re.compile(r"sem\.mp-[a-z0-9_]{8}|vader_segment\.[\w.-]+\.\d+\.[0-9a-f]
 _YOUNG_S = 60.0
 #: The number that the kernel gives to the namespace of all processes (PROC_PID_INIT_INO).
 _ALL_PROCESSES = 0xEFFFFFFC
+_PROCESSES = Path("/proc")
+#: Programs that run as their user, show their memory to nobody, and train nothing: each login has one.
+_OF_LOGINS = frozenset({b"(sd-pam)", b"ssh-agent", b"sshd", b"sshd-session"})
 
 
 def remove(folder: Path = FOLDER) -> tuple[int, int]:
@@ -60,9 +63,9 @@ def _sees_all_processes() -> bool:
 
 
 def _used() -> set[int] | None:
-    """The numbers of all files that processes have in their memory; None if one of this user's cannot be looked at."""
+    """The numbers of all files that processes have in their memory; None if one that may be this user's cannot be looked at."""
     numbers = set()
-    for folder in Path("/proc").iterdir():
+    for folder in _PROCESSES.iterdir():
         if not folder.name.isdigit() or folder.name == "1":  # init shows its memory to nobody, and trains nothing
             continue
         try:
@@ -71,7 +74,17 @@ def _used() -> set[int] | None:
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
         except OSError:
-            with contextlib.suppress(OSError):
-                if folder.stat().st_uid == os.getuid():
-                    return None
+            if _may_be_ours(folder):
+                return None
     return numbers
+
+
+def _may_be_ours(process: Path) -> bool:
+    """Of one that refuses to be looked at. Its folder is root's, whoever runs it; its status may be read by all."""
+    try:
+        lines = (process / "status").read_bytes().splitlines()
+        fields = {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+        is_ours = os.getuid() in map(int, fields[b"Uid"].split())
+    except (OSError, KeyError):
+        return process.exists()
+    return is_ours and fields[b"Name"] not in _OF_LOGINS
