@@ -213,6 +213,7 @@ def _facts(
         threads=int(of_host.get("OMP_NUM_THREADS", 1)),
         no_mpi=_no_mpi(controller, found, environ),
         over_mpi=controller == "mpi",
+        compression=config.options.compression,
         options=space.given(config.origins),
         variables=frozenset(environ),
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
+from hvdtrain.exchange import Exchange, bucket_mb
 from hvdtrain.tune.search import ENGINE, Factor, Settings
 
 #: Factors by the names that ``--over`` takes, with what their values are.
@@ -31,7 +32,7 @@ VARIABLES = {
 
 _VALUES = {
     ENGINE: ("horovod", "shared"),
-    "bucket": ("1", "16", "64"),
+    "bucket": ("1", "4", "16", "64"),
     "compression": ("bfloat16", "powersgd", "topk"),
     "cycle": ("0.3", "0.5", "2.5"),
     "mpi": ("plain",),
@@ -47,6 +48,7 @@ class Facts:
         cpus: of this host; ``threads``: what each of its ranks gets by default.
         no_mpi: why Open MPI's choice of an allreduce is not ours to change; empty if it is.
         over_mpi: whether the ranks meet over MPI.
+        compression: what the configuration says of it; the default size of buckets hangs on it.
         options: names of the options of ``hvdtrain train`` that the user has set.
         variables: names of variables that the user has set for the ranks.
     """
@@ -56,6 +58,7 @@ class Facts:
     threads: int
     no_mpi: str = ""
     over_mpi: bool = True
+    compression: str = Exchange.compression
     options: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
 
@@ -70,6 +73,8 @@ def factors(over: Sequence[str], facts: Facts) -> tuple[tuple[Factor, ...], dict
             left_out[((name, ""),)] = why
             continue
         values = _threads(facts) if name == "threads" else _VALUES[name]
+        if name == "bucket":
+            values = tuple(value for value in values if float(value) != bucket_mb(facts.compression))
         if name == ENGINE and (reason := _no_shared(facts)):
             left_out[((name, "shared"),)] = reason
             values = ("horovod",)

@@ -44,6 +44,15 @@ def test_what_cannot_be_is_left_out_with_the_reason(facts: Facts, missing: space
     assert not [factor for factor in factors if factor.name == name and (not value or value in factor.values)]
 
 
+@pytest.mark.parametrize(
+    ("compression", "values"), [("none", ("1", "16", "64")), ("topk:0.01", ("1", "16", "64")), ("powersgd:2", ("1", "4", "64"))]
+)
+def test_of_buckets_those_that_are_not_the_default_are_tried(compression: str, values: tuple[str, ...]) -> None:
+    facts = Facts((2, 2), 8, 4, compression=compression)
+    assert space.factors(["bucket"], facts)[0] == (Factor("bucket", values, "horovod"),)
+    assert all(space.is_value("bucket", value) for value in values)
+
+
 def test_settings_are_options_of_train_and_variables_of_the_ranks() -> None:
     settings = (("exchange", "horovod"), ("bucket", "16"), ("cycle", "0.5"), ("threads", "2"), ("mpi", "plain"))
     assert space.options_of(settings) == {"exchange": "horovod", "bucket_mb": "16"}
