@@ -82,18 +82,19 @@ def link(json_path: Path | None, **options: Any) -> int:
 
     One rank a host takes part. On one host, between its ranks: hvdtrain bench link -np 2.
     """
-    words = where.words(options)
+    words, slots = where.words(options), None
     if World.from_env().size == 1:
         listed = allocation.hosts(os.environ, options["hosts"], options["hostfile"])
         if listed is not None and len(listed.hosts) > 1:
             if options["np"] is not None:
                 raise UsageError("bench link starts one rank on each host: -np has no say", "leave -np out")
+            slots = 1
             words = (*words, *(word for host in listed.hosts for word in ("--include", f"{host.address}:0")))
         elif (options["np"] or 1) < 2:
             raise UsageError(
                 "a link has two ends, and this is 1 host", "name more: -H node1,node2; or -np 2 for ranks of one host"
             )
-    return _measured("link", None, Where(words), options, json_path)
+    return _measured("link", None, Where(words), options, json_path, slots=slots)
 
 
 def _options(*found: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -205,10 +206,17 @@ def loader(recipe: str, settings: tuple[str, ...], json_path: Path | None, **opt
 
 
 def _measured(
-    kind: str, plan: Any, place: Where, options: Mapping[str, Any], json_path: Path | None, plot: Path | None = None
+    kind: str,
+    plan: Any,
+    place: Where,
+    options: Mapping[str, Any],
+    json_path: Path | None,
+    plot: Path | None = None,
+    slots: int | None = None,
 ) -> int:
+    """``slots``: of each host, where not all are used."""
     _check(json_path, plot)
-    _warn_of_crowd(options)
+    _warn_of_crowd(options, slots)
     with Watcher(f"bench {kind}") as watcher:
         code = bench_job.run(kind, plan, place, watcher)
     if code or watcher.report is None:
@@ -218,9 +226,10 @@ def _measured(
     return _tell(watcher.report, json_path)
 
 
-def _warn_of_crowd(options: Mapping[str, Any]) -> None:
+def _warn_of_crowd(options: Mapping[str, Any], slots: int | None = None) -> None:
     if World.from_env().size == 1:  # else the other ranks have started already
-        where.warn_of_crowd(where.hosts(options))
+        hosts = where.hosts(options)
+        where.warn_of_crowd(hosts if slots is None else [replace(host, slots=slots) for host in hosts])
 
 
 def _check(*paths: Path | None) -> None:

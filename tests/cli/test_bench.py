@@ -64,6 +64,13 @@ def test_a_crowded_machine_is_told_at_the_start(capsys, monkeypatch):
     assert "Warning: 40 ranks take turns on " in said
 
 
+def test_links_between_hosts_crowd_no_machine_however_many_slots_it_has(capsys, monkeypatch):
+    monkeypatch.setattr(crowd, "busy", lambda: 0.0)
+    monkeypatch.setattr(bench_job, "run", lambda *_: 1)
+    assert main(["bench", "link", "-H", "localhost:400,elsewhere:400"]) == 1
+    assert "Warning: " not in capsys.readouterr().err
+
+
 def test_no_summary_in_the_help_is_cut_off(capsys):
     assert main(["bench", "--help"]) == 0
     assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
