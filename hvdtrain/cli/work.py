@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -79,10 +78,7 @@ def recipe_work(
         raise UsageError(f"'{recipe}' is no recipe{program}", "name FILE.py, FILE.py:function or package.module:function")
     misplaced.check_train(click.get_current_context(), before, recipe, options)
     resolved = judged([*what[:1], *options])
-    config = option(options, "--config") if what else CONFIG
-    content = read_file(Path(config)) if config else {}
-    named = option(options, "--run-dir") or os.environ.get("HVDTRAIN_RUN_DIR") or content.get("run_dir")
-    resume = option(options, "--resume") or os.environ.get("HVDTRAIN_RESUME") or content.get("resume") or "auto"
+    named, resume = resolved.options.run_dir, resolved.options.resume
     run_dir = Path(named) if named else rundir.default_name(recipe) if dry_run else rundir.create(recipe)
     if not dry_run:
         if not named or not run_dir.exists():
@@ -92,7 +88,7 @@ def recipe_work(
         options = ["--run-dir", str(run_dir), *options]
     # -P: a random.py beside the recipe must not replace Python's own in every program that starts there
     rank = (sys.executable, "-P", "-m", "hvdtrain", "train", *what[:1], *options)
-    return Work(rank, run_dir, path if path.endswith(".py") else "", str(resume), resolved)
+    return Work(rank, run_dir, path if path.endswith(".py") else "", resume, resolved)
 
 
 def is_file(path: str) -> bool:
@@ -102,14 +98,3 @@ def is_file(path: str) -> bool:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise UsageError(f"'{shorten(path)}' cannot be looked at: {why}", "check the path, and who may read it") from None
-
-
-def option(words: list[str], name: str) -> str | None:
-    """The value of an option that is meant for ``train``: the last one counts, as there."""
-    found = None
-    for at, word in enumerate(words):
-        if word.startswith(f"{name}="):
-            found = word.partition("=")[2]
-        elif word == name and at + 1 < len(words):
-            found = words[at + 1]
-    return found

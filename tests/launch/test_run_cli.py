@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from hvdtrain import rundir
-from hvdtrain.cli import main
+from hvdtrain.cli import main, run
+from hvdtrain.cli.work import Work
+from hvdtrain.errors import UsageError
 from hvdtrain.launch import linux, relay
 from hvdtrain.rundir import RunDir
 
@@ -59,6 +61,34 @@ def test_the_dry_run_of_a_recipe_is_a_train_command_with_a_run_directory(capsys:
 def test_a_run_directory_of_the_users_is_left_as_it_is(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-np", "2", "--launcher", "mpirun", "--dry-run", "recipe.py:build", *given]) == 0
     assert argv_of(capsys.readouterr().out.splitlines()[-1])[-len(given) - 1 :] == ["recipe.py:build", *given]
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("given", [["--env", "HVDTRAIN_RUN_DIR=out/x"], ["--env-file", "variables"]])
+def test_a_run_directory_that_the_ranks_get_as_a_variable_is_the_jobs(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("variables").write_text("HVDTRAIN_RUN_DIR=out/x\n")
+    words = ["run", "-np", "2", "--launcher", "mpirun", "--dry-run", *given, "recipe.py"]
+    assert main(words) == 0
+    assert argv_of(capsys.readouterr().out.splitlines()[-1])[-2:] == ["train", "recipe.py"]
+    Path("out").write_text("")
+    assert main(["run", "-np", "2", *given, "recipe.py"]) == 2
+    assert "out/x" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_resume_that_the_ranks_get_as_a_variable_is_known_at_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Work] = []
+
+    def start(work: Work, *_: object, **__: object) -> None:
+        started.append(work)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(run, "_start", start)
+    assert main(["run", "--dry-run", "--env", "HVDTRAIN_RESUME=never", "--env", "HVDTRAIN_RUN_DIR=out/x", "recipe.py"]) == 2
+    assert (started[0].resume, started[0].run_dir) == ("never", Path("out/x"))
+    assert started[0].again().argv[-2:] == ("--resume", "auto")
 
 
 HARD = [
