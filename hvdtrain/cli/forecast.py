@@ -17,7 +17,8 @@ def choice(wanted: Exchange, hosts: Sequence[Host], controller: Controller, *, e
     None for one rank, which exchanges nothing.
 
     Raises:
-        UsageError: "shared" is asked for, and whatever the recipe is, it cannot be.
+        UsageError: "shared" is asked for, and whatever the recipe is, it cannot be. Several names may be those of one machine,
+            which only the ranks know: what could be there is not refused.
     """
     size = sum(host.slots for host in hosts)
     if size == 1:
@@ -27,12 +28,15 @@ def choice(wanted: Exchange, hosts: Sequence[Host], controller: Controller, *, e
         for host in hosts
         for _ in range(host.slots)
     ]
-    refusals = [
-        refusal(world, Update(), wanted, over_mpi=controller == "mpi", on_host=True, needed=0, room=None) for world in worlds
-    ]
+
+    def why(world: World) -> str:
+        return refusal(world, Update(), wanted, over_mpi=controller == "mpi", on_host=True, needed=0, room=None)
+
     try:
-        return choose(wanted, refusals, worlds[0])
+        return choose(wanted, [why(world) for world in worlds], worlds[0])
     except UsageError as error:
+        if not why(World(size=size, local_size=size, num_nodes=1, elastic=elastic)):
+            return Choice("shared", "asked for, and the ranks will know who shares memory")
         raise UsageError(error.message, error.hint) from None
 
 

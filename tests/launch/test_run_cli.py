@@ -207,6 +207,21 @@ def test_values_that_train_would_refuse_are_told_before_the_start(
 
 
 @pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        (["-H", "a:1,b:1", "--gloo"], "the ranks meet over Gloo, shared memory needs MPI"),
+        (["-H", "a:1,b:1", "--env", "HVDTRAIN_COMPRESSION=topk"], "--compression topk goes with horovod"),
+    ],
+)
+def test_shared_memory_that_no_place_of_the_ranks_allows_is_refused(
+    where: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--dry-run", "--no-probe", *where, "recipe.py", "--exchange", "shared"]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
 def test_a_value_of_the_environments_is_looked_at_too(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "-np", "2", "--dry-run", "--env", "HVDTRAIN_COMPRESSION=topk:5", "recipe.py"]
     assert main(words) == 2
@@ -222,6 +237,11 @@ def test_a_value_of_the_environments_is_looked_at_too(capsys: pytest.CaptureFixt
         (["-np", "2", "--gloo"], [], "horovod (the ranks meet over Gloo, shared memory needs MPI)"),
         (["-H", "a:2,b:2", "--no-probe"], [], "horovod (several hosts)"),
         (["-H", "a:2,b:2", "--no-probe"], ["--exchange", "shared"], "shared memory (asked for), if the model"),
+        (
+            ["-H", "localhost:1,a:1", "--no-probe"],
+            ["--exchange", "shared"],
+            "shared memory (asked for, and the ranks will know who shares memory), if the model",
+        ),
         (["-np", "1"], [], "none, it is one rank"),
     ],
 )
