@@ -109,7 +109,9 @@ def _fit(rank: Rank, config: Config, trainer: Trainer, function: RecipeFunction,
             _greet(trainer, rank.run_dir)
         else:
             say(change.text(rank.world.size, trainer.state.step))
-        loggers = [Together(_loggers(trainer, rank.run_dir))]
+        loggers = _loggers(trainer, rank.run_dir)
+        if not rank.world.elastic:  # where this rank may be lost and the others go on, whose figures were these
+            loggers = [Together(loggers)]
     try:
         summary = trainer.fit(loggers)
         stops.met()  # what was asked for too late is as good as done

@@ -15,8 +15,8 @@ from hvdtrain.comm.shared import ALIGN
 class Batches:
     """Gives each batch to TensorFlow in the same tensors, whose memory it is copied into.
 
-    To make a tensor takes 0.1 ms in the midst of training, as much as a small step has to spare. A batch must be done with when
-    the next one comes: steps read what they come to.
+    To make a tensor takes 0.1 ms in the midst of training, as much as a small step has to spare. Traced steps begin with
+    ``own``: what a model keeps of a batch would else be the next one.
 
     Args:
         on_host: whether that is where steps run. A GPU may still copy from the memory when the step has been called.
@@ -45,6 +45,19 @@ class Batches:
             known = self._known[place] = _memory(leaf)
         np.copyto(known[0], leaf)
         return known[1]
+
+
+def fresh(batch: Any) -> tuple[Any, Any, int]:
+    """Inputs, targets and the number of samples of ``batch``, in tensors of its own."""
+    inputs, targets, count = batch_pair(batch)
+    return *tf.nest.map_structure(tf.convert_to_tensor, (inputs, targets)), count
+
+
+def own(tensors: Any) -> Any:
+    """In a traced step: the same in memory that is nobody else's (tf.identity gives the same memory)."""
+    return tf.nest.map_structure(
+        lambda tensor: tf.raw_ops.DeepCopy(x=tensor) if tensor.dtype.is_floating or tensor.dtype.is_integer else tensor, tensors
+    )
 
 
 def _memory(like: NDArray[Any]) -> tuple[NDArray[Any], Any]:

@@ -8,8 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import execute
-from tensorflow.python.eager.polymorphic_function import atomic_function
+
+try:
+    from tensorflow.python.eager import execute
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+except ImportError:  # another TensorFlow than this was written for
+    execute = atomic_function = None
 
 
 class Direct:
@@ -24,14 +28,22 @@ class Direct:
         traced = tf.function(function, input_signature=signature, autograph=False, jit_compile=jit_compile)
         #: holds the graph, and the variables in it
         self._concrete = traced.get_concrete_function()
-        self._inner = self._concrete._inference_function
-        self._context, self._name = self._inner._bound_context, self._inner.name.decode()
-        self._count = len(self._inner.function_type.flat_outputs)
-        self._attributes = tuple(itertools.chain(*self._context.function_call_options.as_attrs().items()))
         self._captured = list(self._concrete.captured_inputs)
+        #: what TensorFlow's own call comes to; None where this TensorFlow has none of it
+        self._inner: Any = None
+        try:
+            inner = self._concrete._inference_function
+            self._context, self._name = inner._bound_context, inner.name.decode()
+            self._count = len(inner.function_type.flat_outputs)
+            self._attributes = tuple(itertools.chain(*self._context.function_call_options.as_attrs().items()))
+            self._inner = inner if execute is not None else None
+        except (AttributeError, TypeError):
+            pass
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         """What it returns, flat."""
+        if self._inner is None:
+            return list(tf.nest.flatten(self._concrete(*tensors)))
         try:
             found: list[Any] = execute.execute(
                 self._name, self._count, [*tensors, *self._captured], self._attributes, self._context
@@ -43,6 +55,8 @@ class Direct:
 
     def packed(self, flat: list[Any]) -> Any:
         """``flat`` in the form in which the function returned it."""
+        if self._inner is None:
+            return tf.nest.pack_sequence_as(self._concrete.structured_outputs, flat)
         return self._inner.function_type.pack_output(flat)
 
 

@@ -202,6 +202,7 @@ class TorchAdapter:
     def _set_state(self, state: Any) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        states.lay_out(self.optimizer)
         fused.prefer(self.optimizer)
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])

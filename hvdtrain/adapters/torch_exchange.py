@@ -109,11 +109,6 @@ def values_of(gradient: torch.Tensor) -> torch.Tensor:
     return gradient._values() if gradient.is_sparse else gradient
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory, in whatever order."""
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
-
-
 def sparse_weights(model: torch.nn.Module) -> set[int]:
     """The parameters whose gradients are sparse, by their modules: a rank without samples must know it too."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)

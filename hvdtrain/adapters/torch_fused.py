@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.optim import optimizer as every
 
+from hvdtrain.adapters.torch_state import is_dense
+
 _KINDS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
 
@@ -30,7 +32,7 @@ def prefer(optimizer: torch.optim.Optimizer) -> None:
             group.get("capturable"),
         )
         chosen = any(ways)
-        plain = all(parameter.is_floating_point() and parameter.device.type == "cpu" for parameter in group["params"])
+        plain = all(each.is_floating_point() and each.device.type == "cpu" and is_dense(each) for each in group["params"])
         if not chosen and plain and not isinstance(group["lr"], torch.Tensor) and not group.get("dampening"):
             group["fused"] = True
 
@@ -71,7 +73,7 @@ def intercepted(optimizer: torch.optim.Optimizer) -> str:
         return "the optimizer has hooks"
     if every._global_optimizer_pre_hooks or every._global_optimizer_post_hooks:
         return "all optimizers have hooks"
-    if "step" in own and not hasattr(own["step"], "_wrapped_by_lr_sched"):  # a scheduler counts steps only
+    if "step" in own and getattr(own["step"], "__wrapped__", None) is not type(optimizer).step:  # a scheduler counts steps only
         return "the optimizer's step() was replaced"
     return ""
 

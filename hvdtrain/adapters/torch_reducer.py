@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from hvdtrain.adapters import torch_fused
-from hvdtrain.adapters.torch_exchange import Summed, is_dense, own_gradients, sparse_weights
+from hvdtrain.adapters.torch_exchange import Summed, own_gradients, sparse_weights
+from hvdtrain.adapters.torch_state import is_dense
 from hvdtrain.errors import UsageError
 from hvdtrain.exchange import buckets
 from hvdtrain.horovod import require, start

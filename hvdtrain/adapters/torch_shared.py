@@ -18,7 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.adapters import torch_fused
-from hvdtrain.adapters.torch_exchange import Summed, is_dense, sparse_weights
+from hvdtrain.adapters.torch_exchange import Summed, sparse_weights
+from hvdtrain.adapters.torch_state import is_dense
 from hvdtrain.comm import Communicator
 from hvdtrain.comm.shared import Field, HostMemory, HostSum, aligned, bytes_needed
 from hvdtrain.compression import Link

@@ -47,6 +47,21 @@ def named_arrays(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> It
                     yield f"optimizer/{names[id(parameter)]}/{key}", _array(value)
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory, in whatever order."""
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def lay_out(optimizer: torch.optim.Optimizer) -> None:
+    """Give the state that was loaded the order of elements in memory that its parameter has: kernels walk both side by side."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(
+                    value
+                )
+
+
 def map_leaves(tree: Any, function: Callable[[Any], Any], leaf: type) -> Any:
     """Apply ``function`` to the leaves of type ``leaf`` of nested dicts, lists and tuples, in order.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,10 +30,12 @@ ALIGN = 64
 #: Elements that are summed at a time: chunks of this size stay in the cache between reading, adding and writing.
 CHUNK_BYTES = 256 << 10
 #: While ranks wait: so long they look without pause (or give the processor away in between, where there are more ranks than
-#: processors), then they sleep until who is missing wakes them, or so long.
-_SPIN_S, _ASLEEP_S = 200e-6, 20e-3
-#: Where nobody can wake them they look, longer and longer apart.
-_SLEEP_S, _LONGEST_SLEEP_S = 50e-6, 1e-3
+#: processors), then they sleep until who is missing wakes them.
+_SPIN_S = 200e-6
+#: First for moments, then longer and longer: to wake a processor that has gone to rest takes longer than its own short alarm.
+_SLEEP_S, _LONGEST_SLEEP_S = 20e-6, 1e-3
+#: What Linux may add to a sleep; by default as long as the shortest.
+_SLACK_NS, _PR_SET_TIMERSLACK = 1000, 29
 _LOOK_S = 0.1
 #: How long a launcher that knows more of a lost rank has to end this one.
 _PATIENCE_S = 1.0
@@ -94,6 +97,8 @@ class HostMemory:
             else:
                 arrays[self.rank][:] = 0
         self._processes[self.rank][0], self._processes[self.rank][1] = os.getpid(), _namespace()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)  # of this thread, in which the ranks meet
         self.meet("the set-up of shared memory with")
 
     def meet(self, what: str) -> None:
@@ -141,19 +146,19 @@ class HostMemory:
             self._segment.fence()
             try:
                 while missing := self._missing():
-                    if not self._sleep(missing[0]):
-                        time.sleep(pause)
-                        pause = min(1.1 * pause, _LONGEST_SLEEP_S)
+                    self._sleep(missing[0], pause)
+                    pause = min(1.1 * pause, _LONGEST_SLEEP_S)
                     if (waited := time.perf_counter() - since) - looked > _LOOK_S:
                         looked = waited
                         self._look(missing, what)
             finally:
                 self._sleepers[self.rank][0] = 0
 
-    def _sleep(self, place: int) -> bool:
-        """Until the rank at ``place`` comes, or for a moment. False: ranks cannot be woken here."""
+    def _sleep(self, place: int, seconds: float) -> None:
+        """Until the rank at ``place`` comes, or for ``seconds``."""
         seen = self._counters[place][0]
-        return seen >= self._met or futex.wait(self._addresses[place], seen, _ASLEEP_S)
+        if seen < self._met and not futex.wait(self._addresses[place], seen, seconds):
+            time.sleep(seconds)
 
     def _look(self, missing: Sequence[int], what: str) -> None:
         for place in missing:

@@ -1,41 +1,52 @@
-"""Several loggers as one that keeps them out of the way of quick steps."""
+"""Several loggers as one that keeps them out of the way of the steps."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
 from hvdtrain.loggers import Logger
 from hvdtrain.state import TrainState
 
-#: Figures of quick steps wait for each other so long: after one another they are written in a quarter of the time that each takes
-#: between two steps.
+#: How long figures wait for each other. One after the other they are written in a quarter of the time that each takes between two steps.
 _EVERY_S = 0.25
 
 
 class Together:
-    """Hands on to each of ``loggers`` what it is given, at once, or what came within a quarter of a second in one go.
+    """Hands on to each of ``loggers`` what it is given, in a thread, four times a second.
 
-    With what is told of an evaluation all is written, and at the end; a process that is killed loses that quarter of a second.
+    What is told of an evaluation, and all before it, is written at once; so is the rest at the end. A process that is killed loses
+    a quarter of a second.
     """
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = loggers
         self._waiting: list[tuple[TrainState, Mapping[str, float], float]] = []
-        self._written = -_EVERY_S
+        self._writing = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hvdtrain-loggers", daemon=True)
+        self._thread.start()
 
     def log(self, state: TrainState, values: Mapping[str, float], at: float | None = None) -> None:
         self._waiting.append((state, values, time.time() if at is None else at))
-        if time.monotonic() - self._written >= _EVERY_S or any(name.startswith("valid/") for name in values):
+        if any(name.startswith("valid/") for name in values):
             self._write()
 
     def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
         self._write()
         for logger in self._loggers:
             logger.close()
 
+    def _run(self) -> None:
+        while not self._closed.wait(_EVERY_S):
+            self._write()
+
     def _write(self) -> None:
-        waiting, self._waiting, self._written = self._waiting, [], time.monotonic()
-        for logger in self._loggers:
-            for state, values, at in waiting:
-                logger.log(state, values, at)
+        with self._writing:
+            waiting, self._waiting = self._waiting, []
+            for logger in self._loggers:
+                for state, values, at in waiting:
+                    logger.log(state, values, at)

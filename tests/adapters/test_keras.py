@@ -335,3 +335,39 @@ def test_metric_objects_see_each_validation_sample_once_and_begin_anew():
         values = made.eval_end()
         assert values.keys() == {"auc", "f1/0", "f1/1"}
         assert values["auc"] == pytest.approx(float(whole.result()))
+
+
+def test_what_a_model_keeps_of_a_batch_is_not_the_next_one():
+    from hvdtrain.adapters.keras import KerasAdapter
+
+    class Keeps(keras.layers.Layer):
+        def build(self, shape):
+            self.last = self.add_weight(shape=(4, 3), trainable=False)
+
+        def call(self, inputs):
+            self.last.assign(inputs)
+            return inputs
+
+    keeps = Keeps()
+    model = keras.Sequential([keras.Input((3,), batch_size=4), keeps, keras.layers.Dense(2)])
+    made = KerasAdapter(model, "sgd", loss="mse")
+    made.setup(LocalCommunicator(World()))
+    for number in range(3):
+        made.train_step((np.full((4, 3), number, np.float32), np.zeros((4, 2), np.float32)), lr=None, weight=1.0)
+        assert float(np.max(keeps.last)) == number
+    made._batches.tensors((np.full((4, 3), 9, np.float32), np.zeros((4, 2), np.float32)))
+    assert float(np.max(keeps.last)) == 2.0
+
+
+def test_a_tensorflow_without_the_short_way_takes_its_own(monkeypatch):
+    from hvdtrain.adapters import keras_traced
+
+    batch = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
+    losses = []
+    for has_it in (True, False):
+        if not has_it:
+            monkeypatch.setattr(keras_traced, "execute", None)
+        made = adapter()
+        losses.append([made.train_step(batch, lr=None, weight=1.0)["loss"].value for _ in range(3)])
+        assert made.eval_step(batch)["loss"].count == 4
+    assert losses[0] == losses[1]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from hvdtrain.adapters import torch_fused  # noqa: E402
+from hvdtrain.adapters import torch_fused, torch_state  # noqa: E402
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (torch.optim.SGD, {}),
@@ -92,8 +94,17 @@ def _hook_of_all(optimizer: Any) -> Any:
 
 
 def _replaced(optimizer: Any) -> Any:
-    optimizer.step = type(optimizer).step.__get__(optimizer)
+    def refuse(self: Any) -> None:
+        raise CountedError
+
+    optimizer.step = types.MethodType(refuse, optimizer)
     return lambda: None
+
+
+def _replaced_and_scheduled(optimizer: Any) -> Any:
+    undo = _replaced(optimizer)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    return undo
 
 
 def _profiled(optimizer: Any) -> Any:
@@ -112,7 +123,9 @@ def _own_choice(optimizer: Any) -> Any:
     return lambda: None
 
 
-@pytest.mark.parametrize("watch", [_hook, _hook_of_all, _replaced, _profiled, _tensor_rate, _own_choice])
+@pytest.mark.parametrize(
+    "watch", [_hook, _hook_of_all, _replaced, _replaced_and_scheduled, _profiled, _tensor_rate, _own_choice]
+)
 def test_who_watches_the_step_sees_it(watch: Any, monkeypatch: Any) -> None:
     own = parameters()
     optimizer = torch.optim.Adam(own, 0.1)
@@ -139,3 +152,42 @@ def test_a_scheduler_counts_the_steps_and_says_nothing(recwarn: pytest.WarningsR
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0125)
     assert not [warning for warning in recwarn if "scheduler" in str(warning.message)]
+
+
+def test_parameters_with_gaps_in_their_memory_keep_the_loop() -> None:
+    whole = torch.zeros(4, 6)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(whole[:, ::2])], 0.1)
+    torch_fused.prefer(optimizer)
+    assert not optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_state_that_was_sent_goes_on_in_the_order_of_elements_that_its_parameter_has(kind: Any) -> None:
+    from hvdtrain.adapters.torch import TorchAdapter
+    from hvdtrain.comm.local import LocalCommunicator
+    from hvdtrain.world import World
+
+    options: dict[str, Any] = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    random = np.random.default_rng(0)
+    batches = [
+        (random.normal(size=(4, 3, 5, 5)).astype(np.float32), random.normal(size=(4, 8)).astype(np.float32)) for _ in range(5)
+    ]
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        model.to(memory_format=torch.channels_last)
+        adapter = TorchAdapter(model, kind(model.parameters(), 0.1, **options), loss=torch.nn.functional.mse_loss)
+        adapter.setup(LocalCommunicator(World()))
+        return adapter
+
+    first, second = made(), made()
+    for batch in batches[:3]:
+        first.train_step(batch, lr=None, weight=1.0)
+    # as it comes from another rank
+    second._set_state(torch_state.map_leaves(first._state(), lambda tensor: tensor.contiguous().clone(), torch.Tensor))
+    for batch in batches[3:]:
+        for each in (first, second):
+            each.train_step(batch, lr=None, weight=1.0)
+    for mine, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
