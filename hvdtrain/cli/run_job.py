@@ -29,7 +29,6 @@ from hvdtrain.launch import (
     filters,
     fit,
     hostfile,
-    is_this_machine,
     nics,
     placement,
     probe,
@@ -186,11 +185,7 @@ def config_of(
     """
     environ = {**base, **_selection(base, options).values}
     config = train_words.config(click.get_current_context(), words, environ)
-    here = detect.own_names()
-    is_here = [is_this_machine(host.name) or host.name.lower() in here for host in hosts]
-    train_words.judge(
-        config, [os.uname().nodename if is_ours else host.name for is_ours, host in zip(is_here, hosts, strict=True)]
-    )
+    train_words.judge(config, hosts)
     forecast.choice(config.options.exchange_wanted, hosts, _controller(elastic, options), elastic=elastic is not None)
     return config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hvdtrain.errors import UsageError
+from hvdtrain.launch import Host, is_here
+from hvdtrain.launch.detect import own_names
 
 if TYPE_CHECKING:
     from hvdtrain.config import Config
@@ -38,7 +41,7 @@ def config(context: click.Context, words: Sequence[str], environ: Mapping[str, s
     return resolve(recipe, settings, given, environ, Path(file) if file is not None else None)
 
 
-def judge(config: Config, hosts: Sequence[str]) -> None:
+def judge(config: Config, hosts: Sequence[Host]) -> None:
     """Look at the values that ``hvdtrain train`` looks at only when it has the recipe, and that need none to be wrong.
 
     ``hosts`` are those of the job; the ranks may know them by other names.
@@ -63,7 +66,8 @@ def judge(config: Config, hosts: Sequence[str]) -> None:
     if options.share is not None:
         from hvdtrain.data.shares import host_shares
 
-        host_shares(options.share, hosts, lenient=True)
+        names = [os.uname().nodename if is_here(host.name, own_names()) else host.name for host in hosts]
+        host_shares(options.share, names, lenient=True)
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -28,7 +28,6 @@ from hvdtrain.launch import (
     defaults,
     detect,
     environment,
-    is_this_machine,
     placement,
     resources,
 )
@@ -65,7 +64,7 @@ def command(words: tuple[str, ...], budget: str, over: str, allow_compression: b
         raise UsageError("tune starts its jobs itself", "leave the launcher out: hvdtrain tune RECIPE.py -np 2")
     config = _config(words)
     hosts, controller = where.hosts(options), _controller(options)
-    train_words.judge(config, [os.uname().nodename if is_this_machine(host.name) else host.name for host in hosts])
+    train_words.judge(config, hosts)
     forecast.choice(config.options.exchange_wanted, hosts, controller, elastic=False)
     found = detect.look(os.environ)
     facts = _facts(config, hosts, controller, found, options)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.launch import Host, allocation, fit, hostfile, is_this_machine, resources
+from hvdtrain.launch import Host, allocation, fit, hostfile, is_here, resources
 from hvdtrain.launch.detect import own_names
 
 
@@ -50,7 +50,7 @@ def warn_of_crowd(used: Sequence[Host]) -> None:
     """Tell what figures of ranks on this machine will suffer from, if any are here."""
     from hvdtrain.bench import crowd
 
-    here = sum(host.slots for host in used if is_this_machine(host.name) or host.name.lower() in own_names())
+    here = sum(host.slots for host in used if is_here(host.name, own_names()))
     if here:
         for sentence in crowd.warnings(here, resources.usable_cpus(resources.affinity()), crowd.busy()):
             click.secho(f"Warning: {sentence}", err=True, fg="yellow")

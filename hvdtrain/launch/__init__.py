@@ -130,7 +130,7 @@ class Job:
         return self.elastic is not None or not all(map(self.is_here, self.hosts))
 
     def is_here(self, host: Host) -> bool:
-        return is_this_machine(host.name) or host.name.lower() in self.here
+        return is_here(host.name, self.here)
 
     def file(self, name: str) -> str:
         """Where a file for the launcher goes."""
@@ -265,6 +265,11 @@ def is_this_machine(name: str) -> bool:
     return name.lower() in ("localhost", "::1") or (name.startswith("127.") and name.replace(".", "").isdigit())
 
 
+def is_here(name: str, own: frozenset[str]) -> bool:
+    """Whether the name is this machine's: by itself, or as one of its ``own`` names, which are in small letters."""
+    return is_this_machine(name) or name.lower() in own
+
+
 def local_hosts(hosts: Sequence[Host], here: frozenset[str], user: str) -> tuple[Host, ...]:
     """The hosts with this machine named as every launcher knows it: ``localhost``, without a user.
 
@@ -276,15 +281,14 @@ def local_hosts(hosts: Sequence[Host], here: frozenset[str], user: str) -> tuple
     """
     named = []
     for host in hosts:
-        is_own = host.name.lower() in here
-        if not (is_own or is_this_machine(host.name)):
+        if not is_here(host.name, here):
             named.append(host)
             continue
         if host.user not in ("", user):
             raise UsageError(
                 f"ranks on this machine run as {user}, not as {host.user} ({host.login})", f"leave '{host.user}@' out"
             )
-        named.append(replace(host, user="", name=host.name if is_own and len(hosts) > 1 else "localhost"))
+        named.append(replace(host, user="", name=host.name if host.name.lower() in here and len(hosts) > 1 else "localhost"))
     return tuple(named)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from hvdtrain.config import Config
 from hvdtrain.errors import HvdtrainError, shown
 from hvdtrain.horovod.cache import cache_folder, cache_key
-from hvdtrain.launch import Controller, Host, detect, is_this_machine, resources
+from hvdtrain.launch import Controller, Host, detect, is_here, resources
 from hvdtrain.tune import space
 from hvdtrain.tune.search import Settings
 
@@ -147,8 +147,7 @@ def _folder(path: Path) -> Iterator[Path]:
 
 def _name(host: Host) -> str:
     """A machine of one's own has a name that tells it from others which share the home directory."""
-    is_ours = is_this_machine(host.name) or host.name.lower() in detect.own_names()
-    return os.uname().nodename.lower() if is_ours else host.name.lower()
+    return os.uname().nodename.lower() if is_here(host.name, detect.own_names()) else host.name.lower()
 
 
 def _text(place: str) -> str:

@@ -21,6 +21,7 @@ from tests.support.harness import RECIPES, ROOT, hvdtrain
 
 DIGITS = ROOT / "examples" / "torch_digits.py"
 FOUND = Tuned((("exchange", "horovod"), ("bucket", "16"), ("threads", "3"), ("mpi", "plain")), "2026-11-30 20:00", 0.8)
+OWN = os.uname().nodename
 TWO = ["-np", "2", "-H", "localhost:2", "--launcher", "mpirun"]
 
 
@@ -55,6 +56,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
         ([str(DIGITS), "--over", "compression"], "compression changes what is computed", "--allow-compression"),
         ([str(DIGITS), "--set", "hidden"], "--set takes NAME=VALUE", "--set hidden=VALUE"),
         ([str(DIGITS), "--seconds", "nan"], "'nan' is not a number of seconds", "hvdtrain tune"),
+        ([str(DIGITS), "-H", f"{OWN.upper()}:2", "--share", f"{OWN}=0"], "no host has a share above 0", f"--share {OWN}=1"),
         ([str(DIGITS), "-np", "3", "-H", "localhost:2"], "3 processes requested", "--oversubscribe"),
     ],
 )
