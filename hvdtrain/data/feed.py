@@ -22,10 +22,10 @@ from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.world import World
 
 DEPTH = 2
-#: Of a step: what loading in it may take before anything else is tried, and the wait for a thread before processes are.
-_LITTLE, _WAITS = 0.02, 0.05
-#: What another way has to gain over a simpler one.
+#: What another way has to gain over a simpler one: no other is tried where loading takes less than that of a step.
 _GAIN = 0.05
+#: Of a step: the wait for a thread before processes are tried.
+_WAITS = 0.05
 #: Steps that a way is tried for, without the first ones, in which queues fill. Of the first steps of all, frameworks trace one.
 _TRIED, _FILLING, _TRACING = 16, 4, 2
 #: While processes start, the thread goes on for so many steps at a time.
@@ -183,7 +183,7 @@ class Search:
 
     def _next(self, times: _Times) -> None:
         if self.way == self._in_step:
-            if times.share < _LITTLE:
+            if times.share < _GAIN:
                 self._decide(self.way, f"it takes {times.share:.1%} of a step")
             else:
                 self._try(self._thread)
