@@ -50,9 +50,12 @@ def weights(out: Path, rank: int = 0) -> list[np.ndarray]:
 
 
 def batches(out: Path, ranks: int) -> list[list[int]]:
-    """The global batches that ``ranks`` ranks loaded, in order: the parts of all ranks joined."""
+    """The global batches that ``ranks`` ranks loaded, in order: the parts of all ranks joined.
+
+    Where a thread loads ahead, on the ranks that have chosen so, the last ones were loaded in vain.
+    """
     taken = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
-    return [[index for part in parts for index in part] for parts in zip(*taken, strict=True)]
+    return [[index for part in parts for index in part] for parts in zip(*taken, strict=False)]
 
 
 def difference(first: list[np.ndarray], second: list[np.ndarray]) -> float:
