@@ -20,8 +20,6 @@ _YOUNG_S = 60.0
 #: The number that the kernel gives to the namespace of all processes (PROC_PID_INIT_INO).
 _ALL_PROCESSES = 0xEFFFFFFC
 _PROCESSES = Path("/proc")
-#: Programs that run as their user, show their memory to nobody, and train nothing: each login has one.
-_OF_LOGINS = frozenset({b"(sd-pam)", b"ssh-agent", b"sshd", b"sshd-session"})
 
 
 def remove(folder: Path = FOLDER) -> tuple[int, int]:
@@ -80,11 +78,9 @@ def _used() -> set[int] | None:
 
 
 def _may_be_ours(process: Path) -> bool:
-    """Of one that refuses to be looked at. Its folder is root's, whoever runs it; its status may be read by all."""
+    """Of one that refuses to be looked at. Who owns its folder is its effective user only; its status tells all, to everybody."""
     try:
-        lines = (process / "status").read_bytes().splitlines()
-        fields = {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-        is_ours = os.getuid() in map(int, fields[b"Uid"].split())
-    except (OSError, KeyError):
-        return process.exists()
-    return is_ours and fields[b"Name"] not in _OF_LOGINS
+        numbers = re.search(rb"^Uid:(.*)", (process / "status").read_bytes(), re.MULTILINE)
+    except OSError:
+        numbers = None
+    return process.exists() if numbers is None else os.getuid() in map(int, numbers[1].split())
