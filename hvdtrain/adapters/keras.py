@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.adapters import blame, keras_files, keras_metrics, keras_norm, keras_shared, keras_state, refuse_sum
-from hvdtrain.adapters.keras_batches import Batches, fresh, own
+from hvdtrain.adapters.keras_batches import Batches, fresh
 from hvdtrain.adapters.keras_compressed import CompressedExchange
 from hvdtrain.adapters.keras_compressed import refusal as not_compressed
 from hvdtrain.adapters.keras_reducer import Reducer
@@ -322,7 +322,7 @@ class KerasAdapter:
     def _local(self, plan: _Plan, kind: tuple[bool, bool], inputs: Any, targets: Any, factor: Any, seeds: Any) -> Any:
         """This rank's gradients times what it counts for, that number, and the sums of the figures."""
         seeded, has_samples = kind
-        inputs, targets = own((inputs, targets))
+        inputs, targets = self._batches.own((inputs, targets))
         if seeded:
             for generator, state in zip(self._generators, tf.unstack(seeds, len(self._generators)), strict=True):
                 generator.state.assign(tf.cast(state, generator.state.dtype))

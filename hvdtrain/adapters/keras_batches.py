@@ -35,6 +35,15 @@ class Batches:
         flat = [self._tensor(place, leaf) for place, leaf in enumerate(tf.nest.flatten((inputs, targets)))]
         return *tf.nest.pack_sequence_as((inputs, targets), flat), count
 
+    def own(self, tensors: Any) -> Any:
+        """In a traced step: the same in memory that is nobody else's (tf.identity gives the same memory)."""
+        if not self._on_host:
+            return tensors
+        return tf.nest.map_structure(
+            lambda tensor: tf.raw_ops.DeepCopy(x=tensor) if tensor.dtype.is_floating or tensor.dtype.is_integer else tensor,
+            tensors,
+        )
+
     def _tensor(self, place: int, leaf: Any) -> Any:
         if not (
             self._on_host and isinstance(leaf, np.ndarray) and leaf.size and leaf.dtype.kind in "fiu" and leaf.dtype.isnative
@@ -51,13 +60,6 @@ def fresh(batch: Any) -> tuple[Any, Any, int]:
     """Inputs, targets and the number of samples of ``batch``, in tensors of its own."""
     inputs, targets, count = batch_pair(batch)
     return *tf.nest.map_structure(tf.convert_to_tensor, (inputs, targets)), count
-
-
-def own(tensors: Any) -> Any:
-    """In a traced step: the same in memory that is nobody else's (tf.identity gives the same memory)."""
-    return tf.nest.map_structure(
-        lambda tensor: tf.raw_ops.DeepCopy(x=tensor) if tensor.dtype.is_floating or tensor.dtype.is_integer else tensor, tensors
-    )
 
 
 def _memory(like: NDArray[Any]) -> tuple[NDArray[Any], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from hvdtrain.loggers import Logger
@@ -22,7 +23,8 @@ class Together:
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = loggers
-        self._waiting: list[tuple[TrainState, Mapping[str, float], float]] = []
+        #: of both threads: what is added while another is taken out is the next
+        self._waiting: deque[tuple[TrainState, Mapping[str, float], float]] = deque()
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvdtrain-loggers", daemon=True)
@@ -46,7 +48,7 @@ class Together:
 
     def _write(self) -> None:
         with self._writing:
-            waiting, self._waiting = self._waiting, []
+            waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
             for logger in self._loggers:
                 for state, values, at in waiting:
                     logger.log(state, values, at)

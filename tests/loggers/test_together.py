@@ -53,6 +53,25 @@ def test_what_waits_keeps_its_order_and_its_time(monkeypatch: pytest.MonkeyPatch
     logger.close()
 
 
+def test_what_comes_while_others_are_written_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "_EVERY_S", 3600.0)
+    notes = Notes()
+    logger = Together([notes])
+
+    class Slow:
+        """Between the moment at which a line is begun and the one at which it waits, all that waits is written."""
+
+        def time(self) -> float:
+            logger._write()
+            return 1.0
+
+    monkeypatch.setattr(together, "time", Slow())
+    for step in (1, 2, 3):
+        logger.log(TrainState(step), {"train/loss": 1.0})
+    logger.close()
+    assert notes.steps == [1, 2, 3]
+
+
 def test_the_end_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "_EVERY_S", 3600.0)
     notes = Notes()
