@@ -15,6 +15,7 @@ from typing import Any, Literal, get_type_hints
 
 from hvdtrain.errors import UsageError
 from hvdtrain.exchange import Exchange, bucket_mb
+from hvdtrain.pipeline.wanted import Pipelining
 from hvdtrain.recipe import convert
 
 ENV_PREFIX = "HVDTRAIN_"
@@ -72,6 +73,18 @@ class Options:
     bucket_mb: float | None = _option(
         None, "Size in MB of the buckets in which gradients travel through Horovod (default: 4; PowerSGD: 16).", takes="MB"
     )
+    pipeline: int = _option(1, "Ranks that share one model, each a stage of its layers (1: each rank has all of it).", minimum=1)
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = _option("1f1b", "Order of a pipeline's micro-batches: gpipe, 1f1b, interleaved.")
+    micro_batches: int | None = _option(
+        None, "Parts in which a batch goes through a pipeline (default: 4 for each stage).", minimum=1
+    )
+    virtual_stages: int = _option(1, "Parts of the model on each rank of a pipeline, for --schedule interleaved.", minimum=1)
+    split: str = _option(
+        "parameters",
+        "What the stages of a pipeline have alike: parameters, time or memory; or the layers of each: 3,5,4.",
+        takes="WHAT|N,N,...",
+    )
+    recompute: bool = _option(False, "Compute a stage's activations again in the backward pass, instead of keeping them.")
     loader_workers: str = _option(
         "auto", "Processes that load data on each rank: a number, or auto: as it is measured.", takes="N|auto"
     )
@@ -95,6 +108,17 @@ class Options:
     def exchange_wanted(self) -> Exchange:
         size = bucket_mb(self.compression) if self.bucket_mb is None else self.bucket_mb
         return Exchange(engine=self.exchange, compression=self.compression, warmup=self.compression_warmup, bucket_mb=size)
+
+    @property
+    def pipelining(self) -> Pipelining:
+        return Pipelining(
+            stages=self.pipeline,
+            schedule=self.schedule,
+            micro_batches=self.micro_batches,
+            virtual_stages=self.virtual_stages,
+            split=self.split,
+            recompute=self.recompute,
+        )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from hvdtrain.data.sampler import Sampler, Share
 from hvdtrain.data.shares import host_shares
 from hvdtrain.data.sources import Source, close, on_host
 from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.pipeline.mesh import Mesh
 from hvdtrain.recipe import Recipe
 from hvdtrain.state import TrainState
 from hvdtrain.world import World
@@ -47,7 +48,7 @@ class Place:
         """
         changes = {name: value for name in ("batch_size", "epochs", "seed") if (value := getattr(options, name)) is not None}
         if options.batch_size_per_rank is not None:
-            changes["batch_size"] = options.batch_size_per_rank * world.size
+            changes["batch_size"] = options.batch_size_per_rank * max(1, world.size // options.pipeline)
         if recipe.lr is None and options.lr_scale != "none":
             raise UsageError(
                 f"--lr-scale {options.lr_scale} scales the recipe's lr, and the recipe gives none",
@@ -79,6 +80,17 @@ class Place:
             return met
         weights = host_shares(self.options.share, met.hosts, lenient=self.world.elastic)
         return met.with_share(Share.weighted(self.world.rank, weights))
+
+    def on(self, mesh: Mesh) -> Place:
+        """The place of a rank that has a stage of the model: all stages of a replica see the same samples.
+
+        Raises:
+            UsageError: the options give hosts other shares, and a replica may be on several.
+        """
+        if mesh.stages > 1 and self.options.share is not None:
+            raise UsageError("--share gives hosts parts of a batch, and a pipeline may be on several hosts", "leave --share out")
+        replica, _ = mesh.place(self.world.rank)
+        return self.with_share(Share.equal(replica, mesh.replicas))
 
     def with_share(self, share: Share) -> Place:
         """The place with another part of every batch."""

@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain import consistency, metrics, window
-from hvdtrain.adapters import NotFiniteError
+from hvdtrain.adapters import NotFiniteError, Splittable
 from hvdtrain.checkpoint.best import Best
 from hvdtrain.checkpoint.files import Checkpoint
 from hvdtrain.checkpoint.resume import changed
 from hvdtrain.checkpoint.run import RunCheckpoints
 from hvdtrain.comm import Communicator
 from hvdtrain.config import Options
+from hvdtrain.consistency import Tensors
 from hvdtrain.data.feed import Feed, Limits, Wanted
 from hvdtrain.data.loader import Batch
 from hvdtrain.data.sources import as_source
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.handover import Handover, Held, Meeting, refuse_torn
 from hvdtrain.loggers import Logger
 from hvdtrain.metrics import Mean, Means
+from hvdtrain.pipeline.mesh import Mesh
 from hvdtrain.place import Place
 from hvdtrain.progress import HERE
 from hvdtrain.recipe import Recipe
@@ -114,6 +116,8 @@ class Trainer:
         self._votes = Votes(comm, self._stops, changes, lambda: self.checkpoints.failed)
         self._handover = Handover(self.callbacks)
         self._window = Window()
+        #: who has which stage of the model; None where all have all of it
+        self._mesh: Mesh | None = None
         self._values: Mapping[str, float] = {}  # of the last evaluation
         self._is_started = False
         #: how gradients travel between the ranks, and why so
@@ -144,9 +148,12 @@ class Trainer:
         Raises:
             HvdtrainError: Horovod is missing, the ranks disagree about the run, or there is nothing to resume that fits.
         """
+        self._split()
         self.exchange = self.adapter.setup(self.comm, self.options.exchange_wanted)
         HERE.enter("comparing the ranks' set-up")
         self.place = self.place.meet(self.comm)
+        if self._mesh is not None:
+            self.place = self.place.on(self._mesh)
         meeting = Meeting()
         if self.comm.world.elastic:
             over, failed = self._votes.over, self.checkpoints.failed
@@ -154,7 +161,7 @@ class Trainer:
         tensors = self.adapter.tensors()
         if not meeting.is_first:  # an optimizer may make its state in its first step, which those who join have not done
             tensors = (pair for pair in tensors if not pair[0].startswith("optimizer/"))
-        consistency.check_shapes(tensors, self.comm, self.place.hosts)
+        self._compare(consistency.check_shapes, tensors)
         if meeting.root is not None:
             self._follow(meeting.root, meeting.over)
         else:
@@ -164,6 +171,30 @@ class Trainer:
         self._votes.begin(self.comm, self.state.step)
         HERE.training = True
         return self.state
+
+    def _split(self) -> None:
+        """Collective. Split the model over ranks, if the options say so."""
+        wanted = self.options.pipelining
+        if isinstance(self.adapter, Splittable):
+            HERE.enter("splitting the model")
+            self._mesh, text = self.adapter.arrange(self.comm, wanted, lambda: next(self.place.loader.epoch(0)).data)
+            if self.comm.world.is_primary and text:
+                self._announce(text)
+        elif wanted.stages > 1:
+            raise UsageError(
+                f"--pipeline {wanted.stages} needs a model as a list of layers, and the recipe's adapter is a {type(self.adapter).__name__}",
+                "TorchPipeline([layer, layer, ...], lambda model: torch.optim.SGD(model.parameters(), lr), loss=...): docs/pipeline.md",
+            ).everywhere()
+
+    def _compare(self, check: Callable[..., None], tensors: Tensors) -> None:
+        """Collective. ``check`` that the ranks that are to hold the same do."""
+        if self._mesh is None or self._mesh.stages == 1 or not isinstance(self.adapter, Splittable):
+            check(tensors, self.comm, self.place.hosts)
+            return
+        try:
+            check(tensors, self.adapter.alike(), self.place.hosts, self._mesh.peers(self.comm.world.rank))
+        except HvdtrainError as error:
+            raise HvdtrainError(error.message, error.hint) from None  # the ranks of other stages do not know of it
 
     def _begin(self, meeting: Meeting) -> None:
         """Collective. No rank holds anything: resume, or start."""
@@ -371,7 +402,7 @@ class Trainer:
         if self.comm.world.size > 1:
             HERE.enter("comparing the ranks' weights")
             self.adapter.settle()
-            consistency.check_values(self.adapter.tensors(), self.comm, self.place.hosts)
+            self._compare(consistency.check_values, self.adapter.tensors())
 
     def _save(self) -> None:
         """Collective."""

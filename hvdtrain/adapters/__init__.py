@@ -12,6 +12,8 @@ from hvdtrain.comm import Communicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Means
+from hvdtrain.pipeline.mesh import Mesh
+from hvdtrain.pipeline.wanted import Pipelining
 
 
 @runtime_checkable
@@ -91,6 +93,24 @@ class Adapter(Protocol):
         """Read what a snapshot wrote; ``sync`` follows where there are other ranks.
 
         What the recipe sets otherwise than it did then (a learning rate) is as it says now.
+        """
+
+
+@runtime_checkable
+class Splittable(Adapter, Protocol):
+    """An adapter whose model can be split over several ranks."""
+
+    def alike(self) -> Communicator:
+        """The ranks that hold the same tensors as this one, once it is split."""
+
+    def arrange(self, comm: Communicator, wanted: Pipelining, sample: Callable[[], Any]) -> tuple[Mesh, str]:
+        """Collective. Split the model; before ``setup``. Who has which part, and how it was split, as text.
+
+        Args:
+            sample: gives a batch, to measure layers on.
+
+        Raises:
+            UsageError: it cannot be split so over these ranks.
         """
 
 

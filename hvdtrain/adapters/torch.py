@@ -160,7 +160,7 @@ class TorchAdapter:
             return dict.fromkeys(self.figures, Mean())
         with self._precision():
             output = self._forward(inputs)
-            means = _means(self.figures, output, target, self._units(target, count))
+            means = figure_means(self.figures, output, target, self._units(target, count))
         for metric in self.objects.values():
             metric.update(output, target)
         return means
@@ -233,7 +233,7 @@ class TorchAdapter:
                 continue
             with self._precision():
                 output = self._forward(inputs)
-                loss = _scalar("loss", self.loss(output, target))
+                loss = scalar("loss", self.loss(output, target))
             if not loss.requires_grad:
                 raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
             part = factor * units / samples
@@ -246,7 +246,7 @@ class TorchAdapter:
             found = {"loss": _mean("loss", loss.detach(), units)}
             if self._others:
                 with torch.no_grad(), self._precision():
-                    found |= _means(self._others, output, target, units)
+                    found |= figure_means(self._others, output, target, units)
             means = merge(means, found) if len(parts) > 1 else found
         return means, all_units
 
@@ -343,16 +343,18 @@ class TorchAdapter:
     def _to_device(self, batch: Any) -> tuple[Any, Any, int]:
         """Inputs, target and number of samples of a batch, as tensors that share memory with its arrays where they can."""
         inputs, target, count = batch_pair(batch)
-        return self._tensors(inputs), self._tensors(target), count
+        return to_tensors(inputs, self.device), to_tensors(target, self.device), count
 
-    def _tensors(self, arrays: Any) -> Any:
-        if isinstance(arrays, np.ndarray) and arrays.flags.writeable and self.device.type == "cpu":
-            return torch.from_numpy(arrays)  # as the last line, in a third of its time
-        if isinstance(arrays, dict):
-            return {name: self._tensors(array) for name, array in arrays.items()}
-        if isinstance(arrays, tuple):
-            return tuple(self._tensors(array) for array in arrays)
-        return torch.as_tensor(arrays, device=self.device)
+
+def to_tensors(arrays: Any, device: torch.device) -> Any:
+    """Nested tuples and dicts of arrays as tensors that share memory with them where they can."""
+    if isinstance(arrays, np.ndarray) and arrays.flags.writeable and device.type == "cpu":
+        return torch.from_numpy(arrays)  # as the last line, in a third of its time
+    if isinstance(arrays, dict):
+        return {name: to_tensors(array, device) for name, array in arrays.items()}
+    if isinstance(arrays, tuple):
+        return tuple(to_tensors(array, device) for array in arrays)
+    return torch.as_tensor(arrays, device=device)
 
 
 def pick_device(world: World) -> torch.device:
@@ -389,19 +391,19 @@ def _norm(gradients: list[torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
 
 
-def _means(figures: Mapping[str, Figure], output: Any, target: Any, units: float) -> Means:
+def figure_means(figures: Mapping[str, Figure], output: Any, target: Any, units: float) -> Means:
     return {name: _mean(name, figure(output, target), units) for name, figure in figures.items()}
 
 
 def _mean(name: str, value: Any, units: float) -> Mean:
     if isinstance(value, Mean):
         return value
-    number = _scalar(name, value)
+    number = scalar(name, value)
     # On a GPU reading it would wait for the step; in host memory it is there, and adds up faster than a tensor.
     return Mean.of(number.item() if number.is_cpu else number, units)
 
 
-def _scalar(name: str, value: Any) -> torch.Tensor:
+def scalar(name: str, value: Any) -> torch.Tensor:
     """A figure's value as a 0-d tensor, in float32 at least, since it is added up over many steps."""
     figure = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     if figure.dim() != 0:

@@ -16,6 +16,7 @@ from hvdtrain.compression.plain import Plain
 from hvdtrain.errors import UsageError
 from hvdtrain.exchange import Exchange, refusal
 from hvdtrain.exchange import choose as choose_engine
+from hvdtrain.pipeline.part import Group
 from hvdtrain.update import Update
 
 
@@ -52,8 +53,30 @@ def choose(
         return shared.SharedExchange(plan, optimizer, comm), None, f"shared memory ({choice.reason}); {parts}"
     carrier = _carrier(model, update, comm, device, wanted, last)
     reducer = GradientReducer(model, update, bucket_bytes=int(wanted.bucket_mb * (1 << 20)), carrier=carrier)
-    packed = f", {'over MPI' if wanted.compression == 'none' else wanted.compression}" if carrier else ""
-    return HorovodExchange(reducer, optimizer), carrier, f"horovod{packed} ({choice.reason})"
+    return HorovodExchange(reducer, optimizer), carrier, f"horovod{_packed(carrier, wanted)} ({choice.reason})"
+
+
+def of_stage(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, update: Update, group: Group, wanted: Exchange
+) -> tuple[GradientExchange, str]:
+    """Collective. What carries the gradients of a pipeline's stage between those who have the same one, and why.
+
+    Raises:
+        UsageError: they cannot travel as ``wanted``.
+    """
+    if group.peers.world.size == 1:
+        parse(wanted.compression, warmup=wanted.warmup)
+        return Alone(optimizer), ""
+    choice = choose_engine(wanted, ["each stage of a pipeline has a process set of Horovod's"], group.peers.world)
+    device = next(model.parameters()).device
+    carrier = _carrier(model, update, group.peers, device, wanted, None)
+    size = int(wanted.bucket_mb * (1 << 20))
+    reducer = GradientReducer(model, update, bucket_bytes=size, carrier=carrier, sets=group.sets)
+    return HorovodExchange(reducer, optimizer), f"horovod{_packed(carrier, wanted)} ({choice.reason})"
+
+
+def _packed(carrier: Compressed | None, wanted: Exchange) -> str:
+    return f", {'over MPI' if wanted.compression == 'none' else wanted.compression}" if carrier else ""
 
 
 def _carrier(

@@ -88,13 +88,13 @@ def write(directory: Path, state: Mapping[str, Any]) -> None:
         header[_VERSIONS] = _as_json(of_modules)
     safetensors.torch.save_file(tensors, directory / MODEL, metadata=header)
     if rest:
-        _save(rest, directory / REST)
-    _save({name: value for name, value in state.items() if name != "model"}, directory / OPTIMIZER)
+        save(rest, directory / REST)
+    save({name: value for name, value in state.items() if name != "model"}, directory / OPTIMIZER)
 
 
 def read(directory: Path) -> dict[str, Any]:
     """What ``write`` was given, in host memory."""
-    return {"model": read_model(directory), **_load(directory / OPTIMIZER)}
+    return {"model": read_model(directory), **load(directory / OPTIMIZER)}
 
 
 def read_model(directory: Path) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def read_model(directory: Path) -> dict[str, Any]:
     rest = directory / REST
     with safetensors.safe_open(directory / MODEL, "pt") as file:
         header = file.metadata() or {}
-    state = {**safetensors.torch.load_file(directory / MODEL), **(_load(rest) if rest.exists() else {})}
+    state = {**safetensors.torch.load_file(directory / MODEL), **(load(rest) if rest.exists() else {})}
     return with_versions(state, json.loads(header[_VERSIONS]) if _VERSIONS in header else None)
 
 
@@ -172,13 +172,13 @@ def _as_json(of_modules: Mapping[str, Any]) -> str:
         ) from None
 
 
-def _save(state: Any, path: Path) -> None:
+def save(state: Any, path: Path) -> None:
     torch.save(state, path)
     # Its structure only: a file that the safe loader refuses is no checkpoint.
-    _load(path, "meta")
+    load(path, "meta")
 
 
-def _load(path: Path, device: str = "cpu") -> Any:
+def load(path: Path, device: str = "cpu") -> Any:
     """Load with PyTorch's safe loader, which takes tensors and plain values, and NumPy arrays besides."""
     with torch.serialization.safe_globals(_NUMPY):
         try:

@@ -22,8 +22,8 @@ from hvdtrain.update import Update
 _BUCKET_BYTES = 4 << 20
 
 
-def start_horovod(update: Update) -> tuple[Any, Any]:
-    """Horovod for PyTorch, started, and the process set that this rank reduces in.
+def start_horovod(update: Update, sets: Sequence[Sequence[int]] = ()) -> tuple[Any, Any]:
+    """Horovod for PyTorch, started, and the process set that this rank reduces in: one of ``sets``, or as ``update`` says.
 
     Raises:
         HvdtrainError: it is not installed for PyTorch, or these ranks cannot reduce so.
@@ -31,7 +31,7 @@ def start_horovod(update: Update) -> tuple[Any, Any]:
     require("torch")
     import horovod.torch as hvd
 
-    ours = start.init(hvd, update.process_sets)
+    ours = start.init(hvd, sets or update.process_sets)
     update.check_size(hvd.size())
     return hvd, ours
 
@@ -102,8 +102,9 @@ class GradientReducer:
         *,
         bucket_bytes: int = _BUCKET_BYTES,
         carrier: Carrier | None = None,
+        sets: Sequence[Sequence[int]] = (),
     ) -> None:
-        self.hvd, self._set = start_horovod(update)
+        self.hvd, self._set = start_horovod(update, sets)
         self._op = self.hvd.Adasum if update.op == "adasum" else self.hvd.Sum
         self._prefix = prefix
         self._named = list(model.named_parameters())

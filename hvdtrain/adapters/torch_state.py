@@ -34,12 +34,17 @@ def broadcast(
     return copy
 
 
-def named_arrays(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Every parameter, buffer and tensor of the optimizer's state, in host memory, by a name that people know."""
+def named_arrays(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, names: Mapping[int, str] | None = None
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every parameter, buffer and tensor of the optimizer's state, in host memory, by a name that people know.
+
+    ``names`` are those of parameters by their ``id``, if they are others than in ``model``.
+    """
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             yield f"model/{name}", _array(tensor)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = names or {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for key, value in sorted(optimizer.state.get(parameter, {}).items()):

@@ -25,7 +25,10 @@ def _option_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         help_text = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
         flag = "--" + option.name.replace("_", "-")
         takes = option.metadata["takes"] or ("|".join(get_args(hints[option.name])) if kind is str else "N")
-        function = click.option(flag, option.name, type=kind, default=None, metavar=takes, help=help_text)(function)
+        if hints[option.name] is bool:
+            function = click.option(flag, option.name, is_flag=True, default=None, help=option.metadata["help"])(function)
+        else:
+            function = click.option(flag, option.name, type=kind, default=None, metavar=takes, help=help_text)(function)
     return function
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -36,6 +37,30 @@ class Segment(Protocol):
         """Collective over the host."""
 
 
+@dataclass(frozen=True)
+class Message:
+    """Arrays, contiguous, and what the receiver needs to know of them: a plain value that JSON can hold."""
+
+    about: Any = None
+    arrays: Sequence[NDArray[Any]] = ()
+
+
+class Post(Protocol):
+    """Messages from rank to rank, on their way while the ranks compute. Shapes and types may be others each time."""
+
+    def send(self, message: Message, to: int, tag: int) -> None:
+        """Returns at once; the arrays must stay as they are until they have gone."""
+
+    def expect(self, places: Sequence[tuple[int, int]]) -> None:
+        """(source, tag) of the messages that ``receive`` will be asked for next, in this order: they may come in before."""
+
+    def receive(self, source: int, tag: int, what: str) -> Message:
+        """Waits for the next message of ``source`` with ``tag``. ``what`` it is: for those who look at a rank that waits."""
+
+    def flush(self) -> None:
+        """Wait until all that was sent has gone."""
+
+
 class Communicator(Protocol):
     """What ranks agree with. Every method but ``abort`` is collective: all ranks call it, in the same order.
 
@@ -67,6 +92,12 @@ class Communicator(Protocol):
 
     def lane(self) -> Link:
         """Collective. The same between the ranks of all hosts that have this rank's place on their hosts. Over MPI."""
+
+    def split(self, color: int, order: int) -> Communicator:
+        """Collective. The ranks with the same ``color``, sorted by ``order``. Over MPI, or for a single process."""
+
+    def mailbox(self) -> Post:
+        """Collective. Messages between any two of the ranks. Over MPI."""
 
     def abort(self, code: int) -> None:
         """End every rank of the job, now, with exit code ``code``. Does not return where there are other ranks."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Numbers, Op, Segment, driver, sockets
+from hvdtrain.comm import Communicator, Numbers, Op, Post, Segment, driver, sockets
 from hvdtrain.comm.links import HorovodLink
 from hvdtrain.compression import Link
 from hvdtrain.errors import HvdtrainError
@@ -89,6 +89,12 @@ class HorovodCommunicator:
 
     def lane(self) -> Link:
         raise HvdtrainError("Horovod over Gloo has no links between single ranks", "run over MPI: leave --gloo out")
+
+    def split(self, color: int, order: int) -> Communicator:
+        raise HvdtrainError("groups of ranks need MPI, and the ranks meet over Gloo", "leave out --gloo")
+
+    def mailbox(self) -> Post:
+        raise HvdtrainError("messages between two ranks need MPI, and the ranks meet over Gloo", "leave out --gloo")
 
     def abort(self, code: int) -> None:
         # Gloo has no abort; the launcher ends the others when this rank is gone. Exit handlers would wait for them.

@@ -57,9 +57,9 @@ class MpiLink:
         if self.size == 2:  # each sends all that it has: as many bytes as a ring, in one round
             self._add_the_other(whole)
         elif whole.nbytes < self.size * _SMALL:  # a tree has fewer rounds than a ring
-            self._wait([self._comm.Iallreduce(self._mpi.IN_PLACE, whole, op=self._mpi.SUM)], _Patience())
+            self._wait([self._comm.Iallreduce(self._mpi.IN_PLACE, whole, op=self._mpi.SUM)], Patience())
         else:
-            self._ring([_pieces(part) for part in np.array_split(whole, self.size)])
+            self._ring([pieces(part) for part in np.array_split(whole, self.size)])
 
     def alltoall(self, parts: NDArray[Any]) -> NDArray[Any]:
         return self._exchange(parts)
@@ -69,12 +69,12 @@ class MpiLink:
 
     def _add_the_other(self, array: NDArray[Any]) -> None:
         """Collective of two ranks. Both add the same two numbers, so they get the same bits."""
-        mine, other = _pieces(array), 1 - self.rank
+        mine, other = pieces(array), 1 - self.rank
         room = np.empty_like(array)
-        theirs = _pieces(room)
+        theirs = pieces(room)
         coming = [self._comm.Irecv(piece, other) for piece in theirs]
         going = [self._comm.Isend(piece, other) for piece in mine]
-        patience = _Patience()
+        patience = Patience()
         for own, piece, received, sent in zip(mine, theirs, coming, going, strict=True):
             self._wait([received, sent], patience)
             own += piece
@@ -96,7 +96,7 @@ class MpiLink:
         room = np.empty((_AHEAD, parts[0][0].size), parts[0][0].dtype)
         coming: list[Any] = []
         sent = {(self.rank, number): self._comm.Isend(piece, right) for number, piece in enumerate(parts[self.rank])}
-        patience = _Patience()
+        patience = Patience()
         for done, (step, part, number) in enumerate(route):
             for later in range(len(coming), min(done + _AHEAD, len(route))):
                 its_step, its_part, its_number = route[later]
@@ -119,18 +119,18 @@ class MpiLink:
         got = np.empty(parts.shape, parts.dtype)
         got[self.rank] = parts[self.rank]
         others = [(self.rank + distance) % self.size for distance in range(1, self.size)]
-        requests = [self._comm.Irecv(piece, other) for other in reversed(others) for piece in _pieces(got[other].reshape(-1))]
-        requests += [self._comm.Isend(piece, other) for other in others for piece in _pieces(parts[other].reshape(-1))]
-        self._wait(requests, _Patience())
+        requests = [self._comm.Irecv(piece, other) for other in reversed(others) for piece in pieces(got[other].reshape(-1))]
+        requests += [self._comm.Isend(piece, other) for other in others for piece in pieces(parts[other].reshape(-1))]
+        self._wait(requests, Patience())
         return got
 
-    def _wait(self, requests: Sequence[Any], patience: _Patience) -> None:
+    def _wait(self, requests: Sequence[Any], patience: Patience) -> None:
         while not self._mpi.Request.Testall(requests):
             patience.pause()
 
 
-class _Patience:
-    """How one collective waits: it gives the processor to others at first, and sleeps then."""
+class Patience:
+    """How one call waits: it gives the processor to others at first, and sleeps then."""
 
     def __init__(self) -> None:
         self._ends_at = time.perf_counter() + _YIELD_S
@@ -142,7 +142,7 @@ class _Patience:
             time.sleep(_SLEEP_S)
 
 
-def _pieces(array: NDArray[Any]) -> list[NDArray[Any]]:
+def pieces(array: NDArray[Any]) -> list[NDArray[Any]]:
     """A flat array as messages."""
     size = _PIECE // array.itemsize
     return [array[first : first + size] for first in range(0, array.size, size)]

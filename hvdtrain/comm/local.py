@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Numbers, Op, Segment
+from hvdtrain.comm import Numbers, Op, Post, Segment
 from hvdtrain.comm.links import LocalLink
 from hvdtrain.compression import Link
 from hvdtrain.errors import HvdtrainError
@@ -40,6 +40,12 @@ class LocalCommunicator:
 
     def lane(self) -> Link:
         return LocalLink()
+
+    def split(self, color: int, order: int) -> LocalCommunicator:
+        return self
+
+    def mailbox(self) -> Post:
+        raise HvdtrainError("a single process has nobody to write to")
 
     def abort(self, code: int) -> None:
         pass

@@ -7,6 +7,7 @@ mpi4py, whose finalisation runs after Horovod's own exit handler.
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.comm import Numbers, Op, Segment
 from hvdtrain.comm.links import MpiLink
+from hvdtrain.comm.mailbox import Mailbox
 from hvdtrain.comm.shared import ALIGN
 from hvdtrain.compression import Link
 from hvdtrain.errors import HvdtrainError
@@ -37,11 +39,14 @@ class MpiCommunicator:
                 f"of {MPI.COMM_WORLD.size}: mpi4py uses {MPI.Get_library_version().splitlines()[0]}",
                 "use the launcher of that MPI (under Slurm: srun --mpi=pmix), or rebuild: pip install --force-reinstall mpi4py",
             )
-        self._mpi = MPI
-        self._comm = MPI.COMM_WORLD.Dup()
+        self._take(MPI, MPI.COMM_WORLD.Dup(), world)
+
+    def _take(self, mpi: Any, comm: Any, world: World) -> None:
+        self._mpi, self._comm = mpi, comm
         self._links: list[Any] = []
-        self._ops = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX}
-        self.world = world.with_hosts(self._comm.allgather(self._host()))
+        self._closed_first: list[MpiCommunicator | Mailbox] = []
+        self._ops = {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}
+        self.world = world.with_hosts(comm.allgather(self._host()))
 
     def _host(self) -> str:
         """The host's name, with its first rank: containers may have one name, and MPI knows who shares memory."""
@@ -90,7 +95,29 @@ class MpiCommunicator:
         self._links.append(comm)
         return comm
 
+    def split(self, color: int, order: int) -> MpiCommunicator:
+        comm = self._comm.Split(color, order)
+        alone = replace(self.world, rank=comm.rank, size=comm.size, local_rank=0, local_size=1, node_rank=0, num_nodes=1)
+        part = MpiCommunicator.__new__(MpiCommunicator)
+        part._take(self._mpi, comm, alone)
+        self._closed_first.append(part)
+        return part
+
+    def mailbox(self) -> Mailbox:
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise HvdtrainError(
+                "messages between ranks need MPI with thread level MULTIPLE: it was initialised with less before mpi4py came",
+                "import mpi4py.MPI first, or leave mpi4py.rc.thread_level at its default; with MPICH, one built for threads",
+            )
+        here = self._comm.allgather(self.world.node_rank)
+        near = [node == self.world.node_rank for node in here]
+        mailbox = Mailbox(self._link_comm(self._comm.Dup()), self._mpi, near)
+        self._closed_first.append(mailbox)
+        return mailbox
+
     def close(self) -> None:
+        for part in self._closed_first:
+            part.close()
         for comm in (*self._links, self._comm):
             comm.Free()
 

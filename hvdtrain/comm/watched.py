@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.comm import Communicator, Numbers, Op, Segment
+from hvdtrain.comm import Communicator, Numbers, Op, Post, Segment
 from hvdtrain.compression import Link
 from hvdtrain.progress import HERE
 from hvdtrain.world import World
@@ -50,6 +50,14 @@ class Watched:
     def lane(self) -> Link:
         with HERE.waits("a link for gradients"):
             return self._inner.lane()
+
+    def split(self, color: int, order: int) -> Communicator:
+        with HERE.waits("the making of groups of ranks"):
+            return Watched(self._inner.split(color, order))
+
+    def mailbox(self) -> Post:
+        with HERE.waits("a mailbox for messages between ranks"):
+            return self._inner.mailbox()
 
     def abort(self, code: int) -> None:
         self._inner.abort(code)

@@ -14,6 +14,9 @@ from hvdtrain.watchdog import SETUP_FACTOR
 #: What Horovod and the Gloo below it say then.
 _LOST = re.compile(r"Horovod has been shut down|gloo/transport/\S+\.cc")
 
+#: of each half of Horovod, the process sets that it has, by their ranks
+_KNOWN: dict[str, dict[tuple[int, ...], Any]] = {}
+
 #: seconds after which the primary says which ranks keep which tensor waiting, and after which the job ends
 STALL_CHECK_S, STALL_END_S = 10, 60
 
@@ -43,11 +46,14 @@ def init(hvd: Any, process_sets: Sequence[Sequence[int]] = ()) -> Any:
     """
     os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(STALL_CHECK_S))
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(STALL_END_S))
-    sets = [hvd.ProcessSet(list(ranks)) for ranks in process_sets] if len(process_sets) > 1 else []
+    groups = [tuple(ranks) for ranks in process_sets] if len(process_sets) > 1 else []
+    known = _KNOWN.setdefault(hvd.__name__, {}) if hvd.is_initialized() else {}
+    sets = [known.get(ranks) or hvd.ProcessSet(list(ranks)) for ranks in groups]
     try:
         if hvd.is_initialized():
-            for ranks in sets:
-                hvd.add_process_set(ranks)
+            for ranks, made in zip(groups, sets, strict=True):
+                if ranks not in known:  # Horovod refuses the same ranks twice
+                    hvd.add_process_set(made)
         else:
             hvd.init(process_sets=sets or None)
     except ValueError as error:
@@ -55,6 +61,7 @@ def init(hvd: Any, process_sets: Sequence[Sequence[int]] = ()) -> Any:
             f"process_sets cannot be added to a Horovod that runs already: {error}",
             "start the job with --env HOROVOD_DYNAMIC_PROCESS_SETS=1, or over MPI with one adapter that has process sets",
         ) from None
+    _KNOWN[hvd.__name__] = known | dict(zip(groups, sets, strict=True))
     return next((ranks for ranks in sets if ranks.included()), hvd.global_process_set)
 
 
