@@ -167,6 +167,7 @@ def resolve(
     options, origins = _overlay(layers)
     for origin, values in ((str(path), file_settings), ("command line", settings)):
         origins |= {f"set.{name}": origin for name in values}
+    _ = options.pipelining  # raises
     return Config(recipe, {**file_settings, **settings}, options, origins)
 
 

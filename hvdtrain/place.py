@@ -87,7 +87,9 @@ class Place:
         Raises:
             UsageError: the options give hosts other shares, and a replica may be on several.
         """
-        if mesh.stages > 1 and self.options.share is not None:
+        if mesh.stages == 1:
+            return self
+        if self.options.share is not None:
             raise UsageError("--share gives hosts parts of a batch, and a pipeline may be on several hosts", "leave --share out")
         replica, _ = mesh.place(self.world.rank)
         return self.with_share(Share.equal(replica, mesh.replicas))

@@ -26,7 +26,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Mean, Means, merge
 from hvdtrain.pipeline.adapter import PipelineAdapter
-from hvdtrain.pipeline.part import Cost, Group, Micro, Place
+from hvdtrain.pipeline.part import Cost, Group, Micro, Mode, Place
 from hvdtrain.update import Update
 
 Optimizer = torch.optim.Optimizer
@@ -89,7 +89,7 @@ class TorchPart:
         self._exchange: GradientExchange | None = None
         self._stored: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._micros: Sequence[Micro] = ()
-        self._training = self._recompute = False
+        self._mode = Mode(training=False)
         self._means: Means = {}
         self._units = self._samples = 0.0
 
@@ -186,11 +186,11 @@ class TorchPart:
                 self._tied[name] = part, part.link()
         return told
 
-    def begin(self, micros: Sequence[Micro], *, training: bool, recompute: bool, lr: float | None, seed: int | None) -> None:
-        self._micros, self._training, self._recompute = micros, training, recompute
+    def begin(self, micros: Sequence[Micro], mode: Mode, *, lr: float | None = None, seed: int | None = None) -> None:
+        self._micros, self._mode = micros, mode
         self._means, self._units, self._stored = dict.fromkeys(self._figures, Mean()), 0.0, {}
-        self.model.train(training)
-        if not training:
+        self.model.train(mode.training)
+        if not mode.training:
             return
         assert self._exchange is not None
         if lr is not None:
@@ -202,6 +202,9 @@ class TorchPart:
                 torch.cuda.manual_seed(seed)
         for parameter in self.model.parameters():
             parameter.grad = None
+        if not mode.reducing:
+            self._exchange.pause()
+            return
         self._samples += sum(micro.count for micro in micros)
         # A parameter that several chunks have gets more gradients than there are micro-batches: then all are summed at the end.
         self._exchange.begin(max(len(micros), 1) if len(self._chunks) == 1 else 1 << 62)
@@ -213,15 +216,15 @@ class TorchPart:
         else:
             assert received is not None
             value = from_message(received, self.device)
-        inputs = value if begins else _leaves(value, training=self._training)
-        with self._precision(), torch.set_grad_enabled(self._training):
-            if self._training and self._recompute:
+        inputs = value if begins else _leaves(value, training=self._mode.training)
+        with self._precision(), torch.set_grad_enabled(self._mode.training):
+            if self._mode.training and self._mode.recompute:
                 output = torch.utils.checkpoint.checkpoint(self._through, chunk, inputs, begins, use_reentrant=False)
             else:
                 output = self._through(chunk, inputs, begins)
             if self._place.is_last and chunk == len(self._chunks) - 1:
                 output = self._finish(output, self._micros[micro])
-        if self._training:
+        if self._mode.training:
             self._stored[chunk, micro] = None if begins else inputs, output
         return None if self._place.is_last and chunk == len(self._chunks) - 1 else to_message(output)
 
@@ -237,8 +240,8 @@ class TorchPart:
         """The loss, times what it counts for; and the figures."""
         target = to_tensors(micro.targets, self.device)
         units = float(self.update.count(target)) if self.update.count is not None else float(micro.count)
-        figures = figure_means(self._figures if not self._training else dict(list(self._figures.items())[1:]), output, target, units)
-        if not self._training:
+        figures = figure_means(self._figures if not self._mode.training else dict(list(self._figures.items())[1:]), output, target, units)
+        if not self._mode.training:
             for metric in self._objects.values():
                 metric.update(output, target)
             self._means = merge(self._means, figures)

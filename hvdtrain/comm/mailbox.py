@@ -51,7 +51,7 @@ class Mailbox:
     def send(self, message: Message, to: int, tag: int) -> None:
         if not 0 <= tag <= self._most:
             raise HvdtrainError(f"this MPI has tags up to {self._most}, and a message needs {tag}", "use fewer micro-batches")
-        arrays = [np.ascontiguousarray(array) for array in message.arrays]
+        arrays = [np.asarray(array, order="C") for array in message.arrays]
         facts = [[array.dtype.str, list(array.shape)] for array in arrays]
         header = np.frombuffer(json.dumps([message.about, facts]).encode(), np.uint8)
         with self._running():

@@ -21,7 +21,7 @@ from hvdtrain.metrics import Means
 from hvdtrain.pipeline import files, partition
 from hvdtrain.pipeline.execute import Route, run
 from hvdtrain.pipeline.mesh import Mesh
-from hvdtrain.pipeline.part import Cost, Group, Micro, Part, Place
+from hvdtrain.pipeline.part import Cost, Group, Micro, Mode, Part, Place
 from hvdtrain.pipeline.wanted import Pipelining
 from hvdtrain.update import Update
 from hvdtrain.world import World
@@ -101,7 +101,6 @@ class PipelineAdapter:
         if self._mesh is None:
             self.arrange(comm, Pipelining(), lambda: None)
         told = self._part.connect(self._group, exchange)
-        self._part.share()
         mine = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in self._part.tensors()}
         self._names = {name: facts for theirs in self._group.line.allgather(mine, name="pipeline/names") for name, facts in theirs.items()}
         return told
@@ -119,7 +118,7 @@ class PipelineAdapter:
 
     def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         micros = self._micros(batch, self.update.factor(weight, 1))
-        self._pass(micros, training=True, lr=lr, seed=seed)
+        self._pass(micros, Mode(training=True, recompute=self._wanted.recompute), lr, seed)
         squares, units = self._part.reduce()
         # Every stage applies the update, or none does; and by the same factor.
         squares, units = self._group.line.allreduce([squares, units], name="pipeline/norm").tolist()
@@ -140,7 +139,7 @@ class PipelineAdapter:
             self._gather()
 
     def eval_step(self, batch: Any) -> Means:
-        self._pass(self._micros(batch, 1.0), training=False)
+        self._pass(self._micros(batch, 1.0), Mode(training=False))
         return self._part.means()
 
     def eval_end(self) -> Mapping[str, float]:
@@ -192,14 +191,14 @@ class PipelineAdapter:
             for piece in pieces
         ]
 
-    def _pass(self, micros: list[Micro], *, training: bool, lr: float | None = None, seed: int | None = None) -> None:
+    def _pass(self, micros: list[Micro], mode: Mode, lr: float | None = None, seed: int | None = None) -> None:
         """Collective over the pipeline. All micro-batches through all stages."""
-        self._part.begin(micros, training=training, recompute=self._wanted.recompute, lr=lr, seed=seed)
-        run(self._part, self._wanted.schedule if training else "forward", len(micros), self._route, self._post)
+        self._part.begin(micros, mode, lr=lr, seed=seed)
+        run(self._part, self._wanted.schedule if mode.training else "forward", len(micros), self._route, self._post)
 
     def _blame(self, micros: list[Micro], lr: float | None, seed: int | None) -> None:
         """Collective. Raise the error that names the rank and the tensor whose own gradient is not finite."""
-        self._pass(micros, training=True, lr=lr, seed=seed)
+        self._pass(micros, Mode(training=True, reducing=False), lr, seed)
         means = self._part.means()
         loss = means["loss"].value if means["loss"].count else None
         blame(self._part.not_finite(), loss, socket.gethostname(), self._comm)
@@ -253,17 +252,21 @@ def _text(mesh: Mesh, wanted: Pipelining, costs: list[Cost], bounds: tuple[int, 
     """How the model was split: a line for each stage."""
     if wanted.stages == 1:
         return ""
-    rows = []
+    replicas = f" x {mesh.replicas} replicas" if mesh.replicas > 1 else ""
+    lines = [f"pipeline of {wanted.stages} stages{replicas}, {wanted.schedule}, split by {wanted.split}"]
     whole = sum(cost.parameters for cost in costs) or 1
-    for stage in range(wanted.stages):
-        numbers = range(stage, wanted.stages * wanted.virtual_stages, wanted.stages)
-        mine = [costs[layer] for number in numbers for layer in range(bounds[number], bounds[number + 1])]
-        ranges = ", ".join(f"{bounds[number]} to {bounds[number + 1] - 1}" for number in numbers)
+    weights = []
+    for stage, ranks in enumerate(mesh.sets):
+        chunks = [range(bounds[number], bounds[number + 1]) for number in range(stage, len(bounds) - 1, wanted.stages)]
+        mine = [costs[layer] for chunk in chunks for layer in chunk]
+        weights.append(sum(_weight(cost, wanted) for cost in mine))
+        layers = ", ".join(f"{chunk[0]} to {chunk[-1]}" if len(chunk) > 1 else f"{chunk[0]}" for chunk in chunks)
         size = sum(cost.parameters for cost in mine)
-        text = f"stage {stage} on rank{'s' if len(mesh.ranks) > 1 else ''} {', '.join(str(ranks[stage]) for ranks in mesh.ranks)}: "
-        text += f"layers {ranges}, {size / 1e6:,.1f} MB of parameters ({100 * size / whole:.0f}%)"
+        text = f"  stage {stage} on rank {', '.join(map(str, ranks))}: layers {layers}, {size / 1e6:,.2f} MB of parameters ({size / whole:.0%})"
         if any(cost.seconds for cost in costs):
-            text += f", {1e3 * sum(cost.seconds for cost in mine):.3g} ms and {sum(cost.activations for cost in mine) / 1e6:,.1f} MB a micro-batch"
-        rows.append(text)
-    replicas = f" x {len(mesh.ranks)} replicas" if len(mesh.ranks) > 1 else ""
-    return f"pipeline of {wanted.stages} stages{replicas}, {wanted.schedule}, split by {wanted.split}:\n  " + "\n  ".join(rows)
+            seconds, kept = sum(cost.seconds for cost in mine), sum(cost.activations for cost in mine)
+            text += f"; a micro-batch takes {1e3 * seconds:.3g} ms and {kept / 1e6:,.2f} MB"
+        lines.append(text)
+    if mean := sum(weights) / len(weights):
+        lines[0] += f": the largest has {max(weights) / mean:.2f} of the mean"
+    return "\n".join(lines)

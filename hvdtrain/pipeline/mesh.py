@@ -32,12 +32,12 @@ class Mesh:
         """
         size = len(hosts)
         if stages < 1:
-            raise UsageError(f"a pipeline of {stages} stages", "use --stages 1 or more").everywhere()
+            raise UsageError(f"a pipeline of {stages} stages", "use --pipeline 1 or more").everywhere()
         if size % stages or not size:
             fewer = size // stages * stages
             raise UsageError(
                 f"{size} rank{'' if size == 1 else 's'} cannot be divided into pipelines of {stages} stages",
-                f"use {f'-np {fewer} or ' if fewer else ''}-np {fewer + stages}, or other --stages",
+                f"use {f'-np {fewer} or ' if fewer else ''}-np {fewer + stages}, or other --pipeline",
             ).everywhere()
         on_host: dict[Hashable, list[int]] = {}
         for rank, host in enumerate(hosts):

@@ -67,6 +67,21 @@ class Micro:
     part: float
 
 
+@dataclass(frozen=True)
+class Mode:
+    """What micro-batches go through a pipeline for.
+
+    Attributes:
+        training: to get gradients; else for the figures alone.
+        reducing: ``reduce`` follows, and may begin as gradients come; else they stay on this rank.
+        recompute: keep only what comes into a chunk, and compute its activations again on the way back.
+    """
+
+    training: bool
+    reducing: bool = True
+    recompute: bool = False
+
+
 class Part(Protocol):
     """What a rank has of a model, in its framework. Messages carry activations forward and their gradients back."""
 
@@ -89,8 +104,8 @@ class Part(Protocol):
     def connect(self, group: Group, exchange: Exchange) -> str:
         """Collective. Wire the sums of gradients over the ranks that have the same part; how they travel."""
 
-    def begin(self, micros: Sequence[Micro], *, training: bool, recompute: bool, lr: float | None, seed: int | None) -> None:
-        """Before the first micro-batch of a step or of an evaluation. ``recompute``: keep only what comes in."""
+    def begin(self, micros: Sequence[Micro], mode: Mode, *, lr: float | None = None, seed: int | None = None) -> None:
+        """Before the first micro-batch. ``lr`` and ``seed``: as those of an adapter's ``train_step``."""
 
     def forward(self, chunk: int, micro: int, received: Message | None) -> Message | None:
         """Activations of a chunk; None after the last one, which takes the loss and the figures."""

@@ -37,7 +37,7 @@ def split(costs: Sequence[float], parts: int) -> tuple[int, ...]:
     if parts > len(costs):
         raise UsageError(
             f"{_count(len(costs), 'layer')} cannot be split into {parts} parts: each needs at least one",
-            f"use --stages {len(costs)} at most" if costs else "",
+            f"use --pipeline {len(costs)} at most" if costs else "",
         )
     exact = _integers(costs) if any(costs) else [1] * len(costs)
     sums = [0, *accumulate(exact)]
@@ -54,7 +54,7 @@ def assign(costs: Sequence[float], stages: int, chunks: int = 1) -> tuple[int, .
         raise UsageError(
             f"{_count(len(costs), 'layer')} cannot be split into {stages * chunks} virtual stages ({chunks} on each of {stages} "
             "ranks): each needs at least one",
-            "use fewer --virtual-stages or fewer --stages",
+            "use smaller --virtual-stages or --pipeline",
         )
     return split(costs, stages * chunks)
 

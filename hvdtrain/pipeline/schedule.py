@@ -37,13 +37,13 @@ def check(name: Name, stages: int, micros: int, chunks: int = 1) -> None:
         UsageError: there is no such schedule.
     """
     if stages < 1:
-        raise UsageError(f"a pipeline of {stages} stages", "use --stages 1 or more")
+        raise UsageError(f"a pipeline of {stages} stages", "use --pipeline 1 or more")
     if micros < 0:
         raise UsageError(f"{micros} micro-batches", "use --micro-batches 1 or more")
     if chunks < 1:
         raise UsageError(f"{chunks} virtual stages on each rank", "use --virtual-stages 1 or more")
     if chunks > 1 and stages == 1:
-        raise UsageError(f"{chunks} virtual stages on each rank, but the pipeline has 1 stage", "use --stages 2 or more")
+        raise UsageError(f"{chunks} virtual stages on each rank, but the pipeline has 1 stage", "use --pipeline 2 or more")
     if chunks > 1 and name in ("gpipe", "1f1b"):
         raise UsageError(
             f"schedule {name} has one virtual stage on each rank, not {chunks}",

@@ -14,6 +14,7 @@ from examples.torch_gpt import Block, Embedding, loss
 from examples.torch_resnet import Residual
 from hvdtrain.adapters.torch_layers import Layer
 from hvdtrain.adapters.torch_pipeline import TorchPipeline
+from tests.support.pipelines import Lengths
 from tests.support.recipes import CLASSES, FEATURES, arrays
 
 BATCH, SAMPLES = 61, 307  # every sixth batch is a tail of 2, so that most micro-batches of it are missing
@@ -67,6 +68,12 @@ def gpt() -> hvdtrain.Recipe:
         embedding.tied(lambda module, x: x @ module.words.T),
     ]
     return recipe(layers, sgd, loss=loss, data=(letters[:, :-1], letters[:, 1:]))
+
+
+def lengths() -> hvdtrain.Recipe:
+    """Sequences of another length in each batch."""
+    torch.manual_seed(7)
+    return recipe([lambda: Embedding(16, 9), lambda: Block(16, 2), lambda: nn.Linear(16, 128)], sgd, loss=loss, data=Lengths())
 
 
 def masked() -> hvdtrain.Recipe:
@@ -123,6 +130,7 @@ CASES = {
     "clipped by norm": clipped,
     "clipped by value": clipped_value,
     "gpt": gpt,
+    "lengths": lengths,
     "masked": masked,
     "shared parameter": shared_parameter,
     "resnet": resnet,

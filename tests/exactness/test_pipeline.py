@@ -45,7 +45,7 @@ def test_stages_compute_what_one_process_does(jobs):
         moved = max(float(np.abs(alone[f"after {name[7:]}"] - old).max()) for name, old in alone.items() if name.startswith("before model"))
         assert moved > 1e-3, f"{case}: nothing was trained"
         for ranks in LAYOUTS:
-            for way in ways(case):
+            for way in ways(case, ranks):
                 everyone = tensors(jobs[ranks], case, way)
                 assert len(everyone) == ranks
                 assert set().union(*everyone) == alone.keys(), f"{case}, {way}, {ranks} ranks"
