@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from common.runs import BENCHMARKS, ENVIRONMENT
 
 sys.path.insert(0, str(BENCHMARKS.parent))
@@ -165,7 +164,9 @@ def run(what: str, ranks: int, options: dict[str, Any], cluster: Any = None) -> 
         start = [sys.executable, "-m", "hvdtrain", "run", "-np", str(ranks), "-H", hosts, "--launcher", "mpirun", "--"]
         words = [*(start if ranks > 1 else []), *program]
         if cluster:
-            process = cluster.popen("node1", "env", *(f"{name}={value}" for name, value in environ.items()), *words, cwd=BENCHMARKS)
+            process = cluster.popen(
+                "node1", "env", *(f"{name}={value}" for name, value in environ.items()), *words, cwd=BENCHMARKS
+            )
             text, code = process.communicate(timeout=300)[0], process.returncode
         else:
             done = subprocess.run(words, env=os.environ | environ, capture_output=True, text=True, timeout=300, check=False)
@@ -192,7 +193,9 @@ def predicted(found: Sequence[Any], schedule: str) -> Any:
 
 
 def memory(stages: Sequence[int], runs: int) -> None:
-    print(f"{12 * LARGE[0] ** 2 * LARGE[1] / 1e6:.0f} million parameters, Adam, {MICROS} micro-batches of 1 x {LENGTH}, 1f1b, {runs} runs")
+    print(
+        f"{12 * LARGE[0] ** 2 * LARGE[1] / 1e6:.0f} million parameters, Adam, {MICROS} micro-batches of 1 x {LENGTH}, 1f1b, {runs} runs"
+    )
     alone = 0.0
     for count in stages:
         peaks = [[each["mb"] for each in run("memory", count, {"stages": count, "micro_batches": MICROS})] for _ in range(runs)]
@@ -201,7 +204,10 @@ def memory(stages: Sequence[int], runs: int) -> None:
         share = statistics.median(worst) / alone
         told = f" (at most {MEMORY_BAR:.0%}: {'kept' if share <= MEMORY_BAR else 'missed'})" if count == 4 else ""
         ranks = ", ".join(f"{statistics.median(column):,.0f}" for column in zip(*peaks, strict=True))
-        print(f"{count} stage{'s' if count > 1 else ''}: MB of each rank {ranks}; the largest is {share:.0%} of one process{told}", flush=True)
+        print(
+            f"{count} stage{'s' if count > 1 else ''}: MB of each rank {ranks}; the largest is {share:.0%} of one process{told}",
+            flush=True,
+        )
 
 
 def times(rates: Sequence[str], schedules: Sequence[str], runs: int, file: Path | None) -> None:
@@ -209,7 +215,9 @@ def times(rates: Sequence[str], schedules: Sequence[str], runs: int, file: Path 
 
     from network import network
 
-    print(f"{MICROS} micro-batches of {MICRO_SIZE} x {LENGTH}, {SMALL[1]} blocks of width {SMALL[0]}, 2 stages; {runs} runs, medians")
+    print(
+        f"{MICROS} micro-batches of {MICRO_SIZE} x {LENGTH}, {SMALL[1]} blocks of width {SMALL[0]}, 2 stages; {runs} runs, medians"
+    )
     rows = []
     for rate in rates:
         with nullcontext() if rate == "none" else network(rate) as cluster:

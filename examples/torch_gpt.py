@@ -75,8 +75,8 @@ def recipe(*, width: int = 96, blocks: int = 4, heads: int = 4, length: int = 64
         train=(inputs[held_out:], targets[held_out:]),
         valid=(inputs[:held_out], targets[:held_out]),
         batch_size=32,
-        epochs=1,
-        lr=hvdtrain.lr.warmup(lr, 20),
+        epochs=3,
+        lr=hvdtrain.lr.warmup(hvdtrain.lr.constant(lr), 20),
     )
 
 

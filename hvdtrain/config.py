@@ -73,8 +73,12 @@ class Options:
     bucket_mb: float | None = _option(
         None, "Size in MB of the buckets in which gradients travel through Horovod (default: 4; PowerSGD: 16).", takes="MB"
     )
-    pipeline: int = _option(1, "Ranks that share one model, each a stage of its layers (1: each rank has all of it).", minimum=1)
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = _option("1f1b", "Order of a pipeline's micro-batches: gpipe, 1f1b, interleaved.")
+    pipeline: int = _option(
+        1, "Ranks that share one model, each a stage of its layers (1: each rank has all of it).", minimum=1
+    )
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = _option(
+        "1f1b", "Order of a pipeline's micro-batches: gpipe, 1f1b, interleaved."
+    )
     micro_batches: int | None = _option(
         None, "Parts in which a batch goes through a pipeline (default: 4 for each stage).", minimum=1
     )

@@ -90,7 +90,9 @@ class Place:
         if mesh.stages == 1:
             return self
         if self.options.share is not None:
-            raise UsageError("--share gives hosts parts of a batch, and a pipeline may be on several hosts", "leave --share out")
+            raise UsageError(
+                "--share gives hosts parts of a batch, and a pipeline may be on several hosts", "leave --share out"
+            )
         replica, _ = mesh.place(self.world.rank)
         return self.with_share(Share.equal(replica, mesh.replicas))
 

@@ -182,7 +182,7 @@ class Trainer:
                 self._announce(text)
         elif wanted.stages > 1:
             raise UsageError(
-                f"--pipeline {wanted.stages} needs a model as a list of layers, and the recipe's adapter is a {type(self.adapter).__name__}",
+                f"--pipeline {wanted.stages} needs a model as a list of layers, and this is a {type(self.adapter).__name__}'s",
                 "TorchPipeline([layer, layer, ...], lambda model: torch.optim.SGD(model.parameters(), lr), loss=...): docs/pipeline.md",
             ).everywhere()
 

@@ -92,7 +92,7 @@ class KerasAdapter:
         keras_metrics.check(metrics)
         self.model, self.update = model, update
         self._layers = list(model._flatten_layers())
-        _set_precision(self._layers, update.precision)
+        set_precision(self._layers, update.precision)
         self._variables = list(model.variables)  # the model walks through all its layers for them
         self._unseeded = tf.zeros((0, 2), tf.int64)
         self._last_factor = 1.0, tf.constant(1.0)
@@ -200,7 +200,7 @@ class KerasAdapter:
 
     def train_step(self, batch: Any, *, lr: float | None, weight: float, seed: int | None = None) -> Means:
         if lr is not None:
-            self._set_lr(lr)
+            set_lr(self.optimizer, lr)
         with self._whole():
             inputs, targets, count = self._batches.tensors(batch)
             self._samples += count
@@ -354,7 +354,7 @@ class KerasAdapter:
         if self.update.count is not None:
             factor = self.update.prescale * counted
         with tf.GradientTape() as tape:
-            outputs = _as_float32(self.model(inputs, training=True))
+            outputs = as_float32(self.model(inputs, training=True))
             loss = tf.reduce_mean(self._loss(targets, outputs))  # a loss given as a function has a value a sample
             if self.model.losses:  # regularisation: the weights of all ranks add up to 1, so it counts once
                 loss += tf.add_n([tf.cast(term, loss.dtype) for term in self.model.losses])
@@ -432,7 +432,7 @@ class KerasAdapter:
         blame(bad, float(totals[0]) / max(_count(targets), 1), socket.gethostname(), self._comm)
 
     def _traced_evaluate(self, inputs: Any, targets: Any) -> Any:
-        outputs = _as_float32(self.model(inputs, training=False))
+        outputs = as_float32(self.model(inputs, training=False))
         number = tf.cast(_length(targets), tf.float32)
         return outputs, [value * number for value in self._values(targets, outputs, self._loss(targets, outputs))]
 
@@ -446,20 +446,27 @@ class KerasAdapter:
             self._last_factor = value, tf.constant(value, tf.float32)
         return self._last_factor[1]
 
-    def _set_lr(self, lr: float) -> None:
-        rate = getattr(self.optimizer, "_learning_rate", None)
-        if isinstance(rate, keras.Variable) and rate.value.numpy() == np.float32(lr):
-            return  # to find it equal is faster than to assign it
-        try:
-            self.optimizer.learning_rate = lr
-        except (TypeError, AttributeError) as error:
-            raise UsageError(
-                f"the recipe's lr cannot be set: {error}",
-                "give the optimizer a plain learning rate, or leave lr out of the recipe",
-            ) from None
+
+def set_lr(optimizer: Any, lr: float) -> None:
+    """Make ``lr`` the learning rate of the next update.
+
+    Raises:
+        UsageError: the optimizer has a schedule of its own.
+    """
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, keras.Variable) and rate.value.numpy() == np.float32(lr):
+        return  # to find it equal is faster than to assign it
+    try:
+        optimizer.learning_rate = lr
+    except (TypeError, AttributeError) as error:
+        raise UsageError(
+            f"the recipe's lr cannot be set: {error}",
+            "give the optimizer a plain learning rate, or leave lr out of the recipe",
+        ) from None
 
 
-def _set_precision(layers: list[Any], precision: str) -> None:
+def set_precision(layers: list[Any], precision: str) -> None:
+    """Compute in it where a layer's policy is plain float32."""
     if precision != "float32":
         for layer in layers:
             if layer.compute_dtype == "float32" and layer.variable_dtype == "float32":
@@ -487,7 +494,9 @@ def _count(targets: Any) -> int:
     return int(tf.nest.flatten(targets)[0].shape[0])
 
 
-def _as_float32(outputs: Any) -> Any:
+def as_float32(outputs: Any) -> Any:
+    """A model's outputs as loss and metrics are to have them."""
+
     def cast(output: Any) -> Any:
         if output.dtype not in (tf.float16, tf.bfloat16):
             return output

@@ -80,13 +80,18 @@ def load(directory: Path, model: Any, optimizer: Any, built_lr: float | None) ->
             if array.dtype != _plain(np.empty(0, own)).dtype:
                 raise ValueError(f"the optimizer's {variable.path} was saved as {array.dtype}, the recipe's is {own}")
             variable.assign(array if array.dtype == own else array.view(own))
-    if built_lr is not None and then is not None and built_lr != then:
-        log.warning("the optimizer goes on as the recipe says now: lr %g instead of %g", built_lr, then)
-        optimizer.learning_rate = built_lr
+    prefer_recipe(optimizer, then, built_lr)
     if not (directory / EXCHANGE).exists():
         return {}
     with np.load(directory / EXCHANGE, allow_pickle=False) as saved:
         return dict(saved.items())
+
+
+def prefer_recipe(optimizer: Any, then: float | None, built_lr: float | None) -> None:
+    """Of a loaded optimizer: a learning rate that the recipe gives otherwise than it did ``then`` is as it says now."""
+    if built_lr is not None and then is not None and built_lr != then:
+        log.warning("the optimizer goes on as the recipe says now: lr %g instead of %g", built_lr, then)
+        optimizer.learning_rate = built_lr
 
 
 def learning_rate(optimizer: Any) -> float | None:

@@ -16,10 +16,21 @@ _FUSED_ELEMENTS = 1 << 18
 
 
 class Reducer:
-    """Reduces gradients as an ``Update`` says. Without ``connect`` it is that of a single process."""
+    """Reduces gradients as an ``Update`` says. Without ``connect`` it is that of a single process.
 
-    def __init__(self, update: Update, prefix: str = "", bucket_mb: float = Exchange.bucket_mb) -> None:
+    Args:
+        sets: the ranks that reduce with each other, as an ``Update``'s ``process_sets``, but with op="exact".
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        prefix: str = "",
+        bucket_mb: float = Exchange.bucket_mb,
+        sets: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         self.update, self._prefix, self._limit = update, prefix, int(bucket_mb * (1 << 20))
+        self._sets = sets or update.process_sets
         #: ranks that reduce with each other
         self.size = 1
         #: this rank's place among them
@@ -35,8 +46,8 @@ class Reducer:
         require("tensorflow")
         import horovod.tensorflow as hvd
 
-        ours = start.init(hvd, self.update.process_sets)
-        is_part = len(self.update.process_sets) > 1
+        ours = start.init(hvd, self._sets)
+        is_part = len(self._sets) > 1
         self.size, self.rank = (ours.size(), ours.rank()) if is_part else (size, rank)
 
         def allreduce(tensor: Any, name: str, op: Any = hvd.Sum) -> Any:

@@ -20,10 +20,15 @@ class Direct:
     """``function``, of flat tensors as in ``signature``, traced at once and called without what TensorFlow does around a call.
 
     That looks at the arguments, at tapes that may record the call, and puts the result together: 0.4 ms beside a step that may
-    take no more than that. Nothing records our calls, and arguments are as they were traced: whoever calls looks to that.
+    take no more than that. Arguments are as they were traced: whoever calls looks to that.
+
+    Args:
+        recorded: whether tapes can record the calls, which then take TensorFlow's own way.
     """
 
-    def __init__(self, function: Callable[..., Any], signature: Sequence[Any], *, jit_compile: bool = False) -> None:
+    def __init__(
+        self, function: Callable[..., Any], signature: Sequence[Any], *, jit_compile: bool = False, recorded: bool = False
+    ) -> None:
         # Without AutoGraph, as in Keras' own steps: it makes tracing slow, and fails on our calls between ranks.
         traced = tf.function(function, input_signature=signature, autograph=False, jit_compile=jit_compile)
         #: holds the graph, and the variables in it
@@ -36,7 +41,7 @@ class Direct:
             self._context, self._name = inner._bound_context, inner.name.decode()
             self._count = len(inner.function_type.flat_outputs)
             self._attributes = tuple(itertools.chain(*self._context.function_call_options.as_attrs().items()))
-            self._inner = inner if execute is not None else None
+            self._inner = inner if execute is not None and not recorded else None
         except (AttributeError, TypeError):
             pass
 
@@ -63,11 +68,11 @@ class Direct:
 class Traced:
     """``function`` of (inputs, targets, ...), traced so that the number of samples and each axis seen to vary are left open.
 
-    So a short last batch does not trace it anew, and sequences padded to another length do once.
+    So a short last batch does not trace it anew, and sequences padded to another length do once. ``recorded``: by tapes.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any], *, recorded: bool = False) -> None:
+        self._function, self._recorded = function, recorded
         self._signature: list[Any] = []
         self._direct: Direct | None = None
         #: shapes and types that the trace is known to take; and the tensors of the last call, which often come again
@@ -113,4 +118,6 @@ class Traced:
             self._seen.clear()
         self.traces += 1
         form = tf.nest.map_structure(lambda _: 0, tensors)
-        self._direct = Direct(lambda *flat: self._function(*tf.nest.pack_sequence_as(form, flat)), self._signature)
+        self._direct = Direct(
+            lambda *flat: self._function(*tf.nest.pack_sequence_as(form, flat)), self._signature, recorded=self._recorded
+        )

@@ -44,7 +44,9 @@ class Listed:
         key: the name of the first place of the same layer.
     """
 
-    def __init__(self, name: str, key: str, make: Callable[[], torch.nn.Module], use: Use | None, module: torch.nn.Module | None) -> None:
+    def __init__(
+        self, name: str, key: str, make: Callable[[], torch.nn.Module], use: Use | None, module: torch.nn.Module | None
+    ) -> None:
         self.name, self.key, self._make, self._use, self._module = name, key, make, use, module
 
     def made(self, device: torch.device) -> torch.nn.Module:
@@ -84,14 +86,18 @@ def listed(layers: torch.nn.Sequential | Sequence[Any]) -> list[Listed]:
     Raises:
         UsageError: there is none, or one is neither a module nor a function.
     """
-    named = list(layers.named_children()) if isinstance(layers, torch.nn.Sequential) else [(str(n), each) for n, each in enumerate(layers)]
+    named = (
+        list(layers.named_children())
+        if isinstance(layers, torch.nn.Sequential)
+        else [(str(n), each) for n, each in enumerate(layers)]
+    )
     if isinstance(layers, torch.nn.Sequential):  # which names a module that stands twice only once
         named = [(name, each) for name, each in layers._modules.items() if each is not None]
     found: list[Listed] = []
     keys: dict[int, str] = {}
     for name, each in named:
         if isinstance(each, torch.nn.Module):
-            found.append(Listed(name, keys.setdefault(id(each), name), lambda each=each: each, None, each))
+            found.append(Listed(name, keys.setdefault(id(each), name), type(each), None, each))
         elif isinstance(each, Layer):
             found.append(Listed(name, keys.setdefault(id(each.origin), name), each.make, each.use, None))
         elif callable(each):

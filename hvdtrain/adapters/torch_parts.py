@@ -88,7 +88,9 @@ class Parts:
         if missing := sorted(wanted.keys() - self._where.keys()):
             raise ValueError(f"it has no {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
         if more := sorted(self._where.keys() - wanted.keys()):
-            raise ValueError(f"it has {more[0]}, which the model has not" + (f", and {len(more) - 1} more" if len(more) > 1 else ""))
+            raise ValueError(
+                f"it has {more[0]}, which the model has not" + (f", and {len(more) - 1} more" if len(more) > 1 else "")
+            )
         for name, path in self._where.items():
             with safetensors.safe_open(path, "pt") as file:
                 shape = tuple(file.get_slice(name).get_shape())
@@ -96,7 +98,7 @@ class Parts:
                 raise ValueError(f"its {name} has the shape {shape}, the recipe's is {wanted[name]}")
 
     def tensors(self, wanted: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for path in self._models:
             names = [name for name in wanted if self._where.get(name) == path]
             if names:
@@ -119,7 +121,9 @@ class Parts:
             groups, built = groups or part["param_groups"], built or part["built"]
         mine = optimizer.state_dict()
         if len(groups) != len(mine["param_groups"]):
-            raise ValueError(f"its optimizer has {len(groups)} groups of parameters, the recipe's has {len(mine['param_groups'])}")
+            raise ValueError(
+                f"its optimizer has {len(groups)} groups of parameters, the recipe's has {len(mine['param_groups'])}"
+            )
         order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
         mine["state"] = {place: state[name] for place, name in enumerate(order) if name in state}
         for group, then in zip(mine["param_groups"], groups, strict=True):
@@ -134,5 +138,3 @@ def read_parts(directory: Path) -> Parts:
 def is_split(directory: Path) -> bool:
     """Whether a checkpoint is in parts."""
     return any(directory.glob("model-*.safetensors"))
-
-

@@ -18,7 +18,7 @@ from hvdtrain.adapters import torch_metrics as stateful
 from hvdtrain.adapters import torch_norm as norms
 from hvdtrain.adapters import torch_state as states
 from hvdtrain.adapters.torch import Figure, check_optimizer, figure_means, pick_device, scalar, to_tensors
-from hvdtrain.adapters.torch_exchange import Alone, GradientExchange, own_gradients
+from hvdtrain.adapters.torch_exchange import GradientExchange, own_gradients
 from hvdtrain.adapters.torch_layers import Layer, Listed, listed
 from hvdtrain.adapters.torch_parts import from_message, read_parts, to_message, write_part
 from hvdtrain.comm import Message
@@ -240,7 +240,9 @@ class TorchPart:
         """The loss, times what it counts for; and the figures."""
         target = to_tensors(micro.targets, self.device)
         units = float(self.update.count(target)) if self.update.count is not None else float(micro.count)
-        figures = figure_means(self._figures if not self._mode.training else dict(list(self._figures.items())[1:]), output, target, units)
+        figures = figure_means(
+            self._figures if not self._mode.training else dict(list(self._figures.items())[1:]), output, target, units
+        )
         if not self._mode.training:
             for metric in self._objects.values():
                 metric.update(output, target)
@@ -251,7 +253,9 @@ class TorchPart:
             raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
         part = micro.part * units / micro.count
         self._units += part / self.update.prescale
-        self._means = merge(self._means, {"loss": Mean.of(loss.detach().item() if loss.is_cpu else loss.detach(), units), **figures})
+        self._means = merge(
+            self._means, {"loss": Mean.of(loss.detach().item() if loss.is_cpu else loss.detach(), units), **figures}
+        )
         return loss * part
 
     def backward(self, chunk: int, micro: int, received: Message | None) -> Message | None:
@@ -261,7 +265,9 @@ class TorchPart:
         else:
             gradients = from_message(received, self.device)
             pairs = [
-                (each, gradient) for each, gradient in zip(_flat(output), gradients, strict=True) if each.requires_grad and gradient is not None
+                (each, gradient)
+                for each, gradient in zip(_flat(output), gradients, strict=True)
+                if each.requires_grad and gradient is not None
             ]
             if pairs:
                 torch.autograd.backward([each for each, _ in pairs], [gradient for _, gradient in pairs])
@@ -273,7 +279,7 @@ class TorchPart:
     def reduce(self) -> tuple[float, float]:
         assert self._exchange is not None
         (units,) = self._exchange.finish([self._units]).numbers
-        for name, (part, link) in self._tied.items():
+        for name, (_, link) in self._tied.items():
             self._sum_tied(self._named[name], link)
         self._exchange.gradients()
         squares = 0.0
@@ -293,7 +299,9 @@ class TorchPart:
     def not_finite(self) -> list[str]:
         assert self._exchange is not None
         return [
-            name for name, parameter in self._named.items() if parameter.grad is not None and not parameter.grad.isfinite().all()
+            name
+            for name, parameter in self._named.items()
+            if parameter.grad is not None and not parameter.grad.isfinite().all()
         ]
 
     def apply(self, factor: float) -> None:

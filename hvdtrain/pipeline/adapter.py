@@ -18,7 +18,7 @@ from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Means
-from hvdtrain.pipeline import files, partition
+from hvdtrain.pipeline import files, partition, shown
 from hvdtrain.pipeline.execute import Route, run
 from hvdtrain.pipeline.mesh import Mesh
 from hvdtrain.pipeline.part import Cost, Group, Micro, Mode, Part, Place
@@ -95,14 +95,16 @@ class PipelineAdapter:
         self._route = Route(mesh.pipeline(world.rank), self._stage, wanted.virtual_stages)
         if wanted.stages > 1:
             self._post = comm.mailbox()
-        return mesh, _text(mesh, wanted, costs, bounds)
+        return mesh, shown.text(mesh, wanted, costs, bounds)
 
     def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
         if self._mesh is None:
             self.arrange(comm, Pipelining(), lambda: None)
         told = self._part.connect(self._group, exchange)
         mine = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in self._part.tensors()}
-        self._names = {name: facts for theirs in self._group.line.allgather(mine, name="pipeline/names") for name, facts in theirs.items()}
+        self._names = {
+            name: facts for theirs in self._group.line.allgather(mine, name="pipeline/names") for name, facts in theirs.items()
+        }
         return told
 
     def sync(self, root: int = 0) -> None:
@@ -164,7 +166,10 @@ class PipelineAdapter:
 
     def load(self, directory: Path) -> None:
         self._part.check(directory, self._names)
-        self._pending = directory
+        if self._comm.world.size == 1:
+            self._part.load(directory)
+        else:  # until the others can have it, too
+            self._pending = directory
 
     def _split(self, sample: Callable[[], Any]) -> tuple[list[Cost], tuple[int, ...], int]:
         """What the layers take, where the parts begin and end, and the seed of the weights: the primary's."""
@@ -175,7 +180,7 @@ class PipelineAdapter:
         if wanted.split[:1].isdigit():
             bounds = partition.by_hand(wanted.split, len(costs), parts)
         else:
-            bounds = partition.assign([_weight(cost, wanted) for cost in costs], wanted.stages, wanted.virtual_stages)
+            bounds = partition.assign([wanted.weight(cost) for cost in costs], wanted.stages, wanted.virtual_stages)
         return costs, bounds, self._part.seed()
 
     def _micro_batch(self, batch: Any) -> Any:
@@ -184,10 +189,11 @@ class PipelineAdapter:
 
     def _micros(self, batch: Any, factor: float) -> list[Micro]:
         inputs, targets, count = batch_pair(batch)
-        size = self._wanted.micro_size(count, self.update.micro_batch_size)
-        pieces = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        pieces = self._wanted.micros(count, self.update.micro_batch_size)
         return [
-            Micro(_cut(inputs, piece), _cut(targets, piece), piece.stop - piece.start, factor * (piece.stop - piece.start) / count)
+            Micro(
+                _cut(inputs, piece), _cut(targets, piece), piece.stop - piece.start, factor * (piece.stop - piece.start) / count
+            )
             for piece in pieces
         ]
 
@@ -221,7 +227,11 @@ def refuse(update: Update) -> None:
         f"{text}: {why}"
         for found, text, why in (
             (update.op != "exact", f"op={update.op!r}", "stages average exactly"),
-            (update.precision == "float16", "precision='float16'", "the scale of the loss is not shared between stages; use bfloat16"),
+            (
+                update.precision == "float16",
+                "precision='float16'",
+                "the scale of the loss is not shared between stages; use bfloat16",
+            ),
             (update.sync_batch_norm, "sync_batch_norm", "micro-batches go through a stage one after the other"),
             (bool(update.process_sets), "process_sets", "the pipeline makes its own"),
         )
@@ -231,42 +241,9 @@ def refuse(update: Update) -> None:
         raise UsageError(f"a pipeline cannot have {'; '.join(problems)}", "leave it out of Update(...)")
 
 
-def _weight(cost: Cost, wanted: Pipelining) -> float:
-    if wanted.split == "time":
-        return cost.seconds
-    if wanted.split == "memory":
-        # Weights, gradients, and two states of an optimizer; a rank holds at most as many micro-batches as there are stages.
-        return 4.0 * cost.parameters + wanted.stages * cost.activations
-    return float(cost.parameters)
-
-
 def _cut(arrays: Any, piece: slice) -> Any:
     if isinstance(arrays, dict):
         return {name: _cut(array, piece) for name, array in arrays.items()}
     if isinstance(arrays, tuple):
         return tuple(_cut(array, piece) for array in arrays)
     return arrays[piece]
-
-
-def _text(mesh: Mesh, wanted: Pipelining, costs: list[Cost], bounds: tuple[int, ...]) -> str:
-    """How the model was split: a line for each stage."""
-    if wanted.stages == 1:
-        return ""
-    replicas = f" x {mesh.replicas} replicas" if mesh.replicas > 1 else ""
-    lines = [f"pipeline of {wanted.stages} stages{replicas}, {wanted.schedule}, split by {wanted.split}"]
-    whole = sum(cost.parameters for cost in costs) or 1
-    weights = []
-    for stage, ranks in enumerate(mesh.sets):
-        chunks = [range(bounds[number], bounds[number + 1]) for number in range(stage, len(bounds) - 1, wanted.stages)]
-        mine = [costs[layer] for chunk in chunks for layer in chunk]
-        weights.append(sum(_weight(cost, wanted) for cost in mine))
-        layers = ", ".join(f"{chunk[0]} to {chunk[-1]}" if len(chunk) > 1 else f"{chunk[0]}" for chunk in chunks)
-        size = sum(cost.parameters for cost in mine)
-        text = f"  stage {stage} on rank {', '.join(map(str, ranks))}: layers {layers}, {size / 1e6:,.2f} MB of parameters ({size / whole:.0%})"
-        if any(cost.seconds for cost in costs):
-            seconds, kept = sum(cost.seconds for cost in mine), sum(cost.activations for cost in mine)
-            text += f"; a micro-batch takes {1e3 * seconds:.3g} ms and {kept / 1e6:,.2f} MB"
-        lines.append(text)
-    if mean := sum(weights) / len(weights):
-        lines[0] += f": the largest has {max(weights) / mean:.2f} of the mean"
-    return "\n".join(lines)

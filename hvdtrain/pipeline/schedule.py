@@ -78,9 +78,9 @@ def schedule(name: Name, stage: int, stages: int, micros: int, chunks: int = 1) 
 
     "interleaved": the same with several chunks on each rank (section 2.2.2). The micro-batches of a round go through all chunks
     before those of the next; ``2 * (stages - 1 - stage) + (chunks - 1) * n`` go forward first, where *n* is the size of the largest
-    round. Megatron-LM's rounds have ``stages`` micro-batches, and it refuses other numbers than multiples. Ours have as many or a few
-    more, equal but for one, so that there is no smaller round at the end which all would wait for: as long as there are ``stages``
-    micro-batches, the stages idle for ``(stages - 1) / (chunks * micros + stages - 1)`` of the time, a multiple or not.
+    round, and one more is stored. The paper's rounds have ``stages`` micro-batches, of which there must be a multiple. Ours have as
+    many or a few more, equal but for one, so that there is no smaller round at the end which all would wait for: as long as there
+    are ``stages`` micro-batches, the stages idle for ``(stages - 1) / (chunks * micros + stages - 1)`` of the time, a multiple or not.
     (``torch.distributed.pipelining`` has such rounds too, where they are all equal.)
 
     "forward": forward only, for evaluation.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvdtrain.errors import UsageError
-from hvdtrain.pipeline.schedule import Name
+from hvdtrain.pipeline.part import Cost
+from hvdtrain.pipeline.schedule import Name, check
 
 #: Micro-batches for each stage where the user has not said: a pipeline then idles for less than a fifth of its time (Huang et al.,
 #: "GPipe", NeurIPS 2019, recommends four).
@@ -32,15 +32,21 @@ class Pipelining:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if (self.virtual_stages > 1) != (self.schedule == "interleaved"):
-            raise UsageError(
-                f"schedule {self.schedule} with {self.virtual_stages} virtual stages on each rank",
-                "--schedule interleaved goes with --virtual-stages 2 or more, the others with 1",
-            )
+        check(self.schedule, self.stages, 0, self.virtual_stages)
 
-    def micro_size(self, count: int, most: int | None) -> int:
-        """Samples of each micro-batch but the last, of ``count`` samples; ``most``: the recipe's own."""
+    def micros(self, count: int, most: int | None) -> list[slice]:
+        """The micro-batches of ``count`` samples: of ``most`` each if that is given, else as many as are asked for."""
         if most is not None:
-            return most
-        parts = self.micro_batches or (1 if self.stages == 1 else _MICROS_PER_STAGE * self.stages)
-        return max(1, -(-count // parts))
+            return [slice(start, min(start + most, count)) for start in range(0, count, most)]
+        asked = self.micro_batches or (1 if self.stages == 1 else _MICROS_PER_STAGE * self.stages)
+        parts = min(asked, count)
+        return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
+
+    def weight(self, cost: Cost) -> float:
+        """What of a layer is to be equal on all stages."""
+        if self.split == "time":
+            return cost.seconds
+        if self.split == "memory":
+            # Weights, gradients, and two states of an optimizer; a rank holds at most as many micro-batches as there are stages.
+            return 4.0 * cost.parameters + self.stages * cost.activations
+        return float(cost.parameters)

@@ -33,7 +33,7 @@ def of_all_kinds(mailbox: Mailbox, rank: int) -> None:
         found = mailbox.receive(other, tag, "a test")
         assert found.about == {"tag": tag, "from": other}
         first, second = found.arrays
-        assert first.shape == shape and first.dtype == dtype
+        assert (first.shape, first.dtype) == (shape, np.dtype(dtype))
         np.testing.assert_array_equal(first, array(shape, dtype, tag))
         np.testing.assert_array_equal(second, array((2,), "float32", tag))
     mailbox.flush()

@@ -12,18 +12,21 @@ from hvdtrain.adapters import Adapter
 from hvdtrain.comm.local import LocalCommunicator
 from hvdtrain.errors import UsageError
 from hvdtrain.world import World
-from tests.support import recipes
+from tests.support import pipelines, recipes
 
 FRAMEWORKS = ["linear", "torch", "keras"]
+#: adapters of models that can be split, on one process
+SPLIT = {"torch_pipeline": "torch"}
 
 
-@pytest.fixture(params=FRAMEWORKS)
+@pytest.fixture(params=[*FRAMEWORKS, *SPLIT])
 def make(request: pytest.FixtureRequest) -> Callable[[], Adapter]:
-    if request.param != "linear":
-        pytest.importorskip(request.param, reason=f"{request.param} is not installed")
+    framework = SPLIT.get(request.param, request.param)
+    if framework != "linear":
+        pytest.importorskip(framework, reason=f"{framework} is not installed")
 
     def adapter() -> Adapter:
-        made = getattr(recipes, request.param)().adapter
+        made = getattr(pipelines if request.param in SPLIT else recipes, framework)().adapter
         made.setup(LocalCommunicator(World()))
         made.sync()
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def mlp_layers() -> list[Any]:
     torch.manual_seed(1)
     return [
         lambda inputs=inputs, outputs=outputs: nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
-        for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True)
+        for inputs, outputs in pairwise(sizes)
     ]
 
 
@@ -95,7 +96,9 @@ def shared_parameter() -> hvdtrain.Recipe:
     torch.manual_seed(4)
     first, last = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
     last.weight = first.weight
-    return recipe(nn.Sequential(first, nn.Tanh(), nn.Linear(FEATURES, FEATURES), nn.Tanh(), last, nn.Linear(FEATURES, CLASSES)), sgd)
+    return recipe(
+        nn.Sequential(first, nn.Tanh(), nn.Linear(FEATURES, FEATURES), nn.Tanh(), last, nn.Linear(FEATURES, CLASSES)), sgd
+    )
 
 
 def resnet() -> hvdtrain.Recipe:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +41,11 @@ def test_stages_compute_what_one_process_does(jobs):
     worst = 0.0
     for case in cases:
         (alone,) = tensors(jobs[1], case, "alone")
-        moved = max(float(np.abs(alone[f"after {name[7:]}"] - old).max()) for name, old in alone.items() if name.startswith("before model"))
+        moved = max(
+            float(np.abs(alone[f"after {name[7:]}"] - old).max())
+            for name, old in alone.items()
+            if name.startswith("before model")
+        )
         assert moved > 1e-3, f"{case}: nothing was trained"
         for ranks in LAYOUTS:
             for way in ways(case, ranks):

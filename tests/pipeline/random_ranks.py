@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def trained(seed: int, comm: Communicator) -> dict[str, np.ndarray]:
     torch.manual_seed(seed)
     layers = [
         lambda inputs=inputs, outputs=outputs: nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh())
-        for inputs, outputs in zip(widths[:-1], widths[1:], strict=True)
+        for inputs, outputs in pairwise(widths)
     ]
     draw = np.random.default_rng(seed)
     data = draw.standard_normal((samples, widths[0]), np.float32), draw.integers(0, widths[-1], samples)

@@ -108,7 +108,7 @@ def test_splits_are_told_and_measured(tmp_path):
     [
         (3, [], "3 ranks cannot be divided into pipelines of 2 stages"),
         (2, ["--split", "3,5"], "its layers add up to 8, the model has 6"),
-        (2, ["--virtual-stages", 2], "--schedule interleaved goes with --virtual-stages 2"),
+        (2, ["--virtual-stages", 2], "schedule 1f1b has one virtual stage on each rank, not 2"),
         (4, ["--exchange", "shared"], "--exchange shared is not possible"),
     ],
 )
@@ -124,6 +124,15 @@ def test_a_job_over_gloo_is_refused(tmp_path):
     result = hvdtrain(*words, "--run-dir", "run", cwd=tmp_path)
     assert result.returncode == 2, result.stdout + result.stderr
     assert "a pipeline needs MPI" in result.stdout + result.stderr
+
+
+def test_horovod_may_have_been_initialised_before_mpi4py(tmp_path):
+    (tmp_path / "first.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport horovod.torch as hvd\nhvd.init()\n"
+        "from tests.support.pipelines import torch as recipe\n"
+    )
+    result = hvdtrain(*start(2, 2, "first.py:recipe", "--max-steps", 3, "--run-dir", "run"), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_a_recipe_whose_model_is_no_list_of_layers_is_refused(tmp_path):

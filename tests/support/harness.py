@@ -33,7 +33,21 @@ def train(framework: str, ranks: int, launcher: str, out: Path, *options: str | 
 
 def run_module(module: str, ranks: int, out: Path, *arguments: str, timeout: float = 600) -> Path:
     """Run ``python -m module OUT ARGUMENTS`` as a user would launch it; ``out`` holds what the ranks wrote."""
-    command = ["run", "-np", ranks, "-H", f"localhost:{ranks}", "--launcher", "mpirun", "--", sys.executable, "-m", module, out, *arguments]
+    command = [
+        "run",
+        "-np",
+        ranks,
+        "-H",
+        f"localhost:{ranks}",
+        "--launcher",
+        "mpirun",
+        "--",
+        sys.executable,
+        "-m",
+        module,
+        out,
+        *arguments,
+    ]
     if ranks > 1:
         result = hvdtrain(*command, cwd=ROOT, timeout=timeout)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def _layers(*, dropout: float = 0.0) -> list[Any]:
     sizes = (FEATURES, 33, 21, 17, 13, 11, CLASSES)
     return [
         lambda inputs=inputs, outputs=outputs: nn.Sequential(nn.Linear(inputs, outputs), nn.Tanh(), nn.Dropout(dropout))
-        for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True)
+        for inputs, outputs in pairwise(sizes)
     ]
 
 
