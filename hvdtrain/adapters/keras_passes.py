@@ -1,7 +1,7 @@
-"""The passes of a piece of a Keras model: forward as a traced function, which a tape records, and back with the tape.
+"""The passes of a piece of a Keras model: forward and back, as traced functions.
 
-A tape has all that the backward pass needs. Without one (``recompute``) there is nothing but what came in, and the forward pass is
-done once more.
+What the way back needs is kept in between. Where it is not (``recompute``), there is nothing but what came in, and the forward pass
+is done once more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from hvdtrain.adapters.keras import as_float32
 from hvdtrain.adapters.keras_layers import Chunk, Graph
-from hvdtrain.adapters.keras_traced import Traced
+from hvdtrain.adapters.keras_recorded import Recorded
+from hvdtrain.adapters.keras_traced import Direct, Traced
 
 #: a figure of (targets, outputs)
 Figure = Callable[[Any, Any], Any]
@@ -77,9 +78,9 @@ class Head:
 class _Function:
     """Traced; ``trace`` gets this object first, and sets the form of what comes out."""
 
-    def __init__(self, trace: Callable[..., Any], *, recorded: bool) -> None:
+    def __init__(self, trace: Callable[..., Any], make: Callable[..., Direct]) -> None:
         self.form: Form | None = None
-        self.traced = Traced(partial(trace, self), recorded=recorded)
+        self.traced = Traced(partial(trace, self), make)
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,17 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Run:
+    """A forward pass, to go back on.
+
+    Attributes:
+        kept: what ``function`` needs for that.
+    """
+
     given: Given
-    tape: Any
+    function: Recorded
     outputs: list[Any]
+    kept: Any
 
 
 class Passes:
@@ -137,50 +145,41 @@ class Passes:
         function = self._function(given.form, training=True)
         return function.traced.flat(*given.arguments), function.form
 
-    def recorded(self, given: Given) -> tuple[Recorded, Form | None]:
+    def recorded(self, given: Given) -> tuple[Run, Form | None]:
         """The same with what the backward pass needs."""
         function = self._function(given.form, training=True)
-        with tf.GradientTape() as tape:
-            tape.watch(_floats(given))
-            outputs = function.traced.flat(*given.arguments)
-        return Recorded(given, tape, outputs), function.form
+        direct, tensors = function.traced.ready(given.arguments)
+        assert isinstance(direct, Recorded)
+        outputs, kept = direct.forward(tensors)
+        return Run(given, direct, outputs, kept), function.form
 
-    def again(self, given: Given) -> Recorded:
+    def again(self, given: Given) -> Run:
         """Record a pass that has been done before: what layers gather has it already."""
         before = [variable.value.read_value() for variable in self._gathered]
-        recorded, _ = self.recorded(given)
+        run, _ = self.recorded(given)
         for variable, value in zip(self._gathered, before, strict=True):
             variable.assign(value)
-        return recorded
+        return run
 
-    def backward(self, run: Recorded, gradients: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    def backward(self, run: Run, gradients: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Gradients of what came in, None where there is none; and of variables by name.
 
         Args:
-            gradients: of what went out, or None; of the loss in the head.
+            gradients: of what went out, or None.
         """
-        pairs = [pair for pair in zip(run.outputs, gradients, strict=False) if pair[1] is not None]
-        inputs = _floats(run.given)
-        sources = [*inputs, *(variable.value for variable in self._trained.values())]
-        found: list[Any] = [None] * len(sources)
-        if pairs and sources:
-            outputs, given = zip(*pairs, strict=True)
-            found = run.tape.gradient(list(outputs), sources, output_gradients=list(given))
-        found = [
-            None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found
-        ]  # those of rows are dense then
+        found = run.function.backward(run.kept, gradients)
         if self.head is not None and not run.given.part:  # the loss is a mean over nothing, and may be no number
             found = [None if gradient is None else tf.zeros_like(gradient) for gradient in found]
-        of_inputs = iter(found[: len(inputs)])
-        back = [next(of_inputs) if tensor.dtype.is_floating else None for tensor in run.given.inputs] if inputs else []
-        own = dict(zip(self._trained, found[len(inputs) :], strict=True))
+        own = dict(zip(self._trained, found[len(found) - len(self._trained) :], strict=True))
+        back = [] if run.given.form is None else found[: len(run.given.inputs)]
         return back, {name: gradient for name, gradient in own.items() if gradient is not None}
 
     def _function(self, form: Form | None, *, training: bool) -> _Function:
         key = training, form
         if key not in self._functions:
             trace = partial(self._trace, form=form, training=training)
-            self._functions[key] = _Function(trace, recorded=training)
+            variables = [variable.value for variable in self._trained.values()]
+            self._functions[key] = _Function(trace, partial(Recorded, variables=variables) if training else Direct)
         return self._functions[key]
 
     def _trace(
@@ -194,8 +193,3 @@ class Passes:
             return crossing
         whole = self._graph.whole(outputs)
         return self.head.learn(whole, penalties, targets, part) if training else self.head.evaluate(whole, targets)
-
-
-def _floats(given: Given) -> list[Any]:
-    """What came in as far as it can have a gradient; nothing of a batch."""
-    return [] if given.form is None else [tensor for tensor in given.inputs if tensor.dtype.is_floating]

@@ -17,7 +17,7 @@ from hvdtrain.adapters import keras_files, keras_metrics, keras_norm, keras_stat
 from hvdtrain.adapters.keras import set_lr, set_precision
 from hvdtrain.adapters.keras_layers import Chunk, Graph, next_number, seeds
 from hvdtrain.adapters.keras_parts import Parts, from_message, plain, states, to_message, write_part
-from hvdtrain.adapters.keras_passes import Figure, Form, Given, Head, Passes, Recorded
+from hvdtrain.adapters.keras_passes import Figure, Form, Given, Head, Passes, Run
 from hvdtrain.adapters.keras_reducer import Reducer
 from hvdtrain.adapters.keras_traced import Direct
 from hvdtrain.comm import Communicator, Message
@@ -203,7 +203,7 @@ class KerasPart:
 
     def begin(self, micros: Sequence[Micro], mode: Mode, *, lr: float | None = None, seed: int | None = None) -> None:
         self._micros, self._mode = micros, mode
-        self._stored: dict[tuple[int, int], Given | Recorded] = {}
+        self._stored: dict[tuple[int, int], Given | Run] = {}
         #: means of the head, with what the loss and the other figures are means over
         self._facts: list[tuple[Any, float, int]] = []
         self._units, self._step_seed = 0.0, 0
@@ -252,7 +252,7 @@ class KerasPart:
     def backward(self, chunk: int, micro: int, received: Message | None) -> Message | None:
         passes, stored = self._passes[chunk], self._stored.pop((chunk, micro))
         run = passes.again(stored) if isinstance(stored, Given) else stored
-        gradients = [tf.ones_like(run.outputs[0])] if received is None else from_message(received)[0]
+        gradients = [tf.ones_like(run.outputs[0]), None] if received is None else from_message(received)[0]
         back, own = passes.backward(run, gradients)
         if again := [name for name in own if name in self._gradients]:
             sums = self._adds(again, own)([*(self._gradients[name] for name in again), *(own[name] for name in again)])
@@ -437,4 +437,4 @@ def _made(optimizer: Any) -> Any:
 
 
 def _bytes(variable: Any) -> int:
-    return math.prod(variable.shape) * int(tf.as_dtype(variable.dtype).size)
+    return int(math.prod(variable.shape) * int(tf.as_dtype(variable.dtype).size))

@@ -16,19 +16,37 @@ except ImportError:  # another TensorFlow than this was written for
     execute = atomic_function = None
 
 
+class Call:
+    """``function``, one of TensorFlow's own kind, called without what TensorFlow does around a call.
+
+    Raises:
+        AttributeError, TypeError: this TensorFlow's are others.
+    """
+
+    def __init__(self, function: Any) -> None:
+        if execute is None:
+            raise AttributeError("there is no such way to call")
+        self._function, self._context, self._name = function, function._bound_context, function.name.decode()
+        self._count = len(function.function_type.flat_outputs)
+        self._attributes = tuple(itertools.chain(*self._context.function_call_options.as_attrs().items()))
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        try:
+            found: list[Any] = execute.execute(self._name, self._count, tensors, self._attributes, self._context)
+        except tf.errors.OpError:
+            with atomic_function.InterpolateRuntimeError(self._function):  # names the line of the model
+                raise
+        return found
+
+
 class Direct:
     """``function``, of flat tensors as in ``signature``, traced at once and called without what TensorFlow does around a call.
 
     That looks at the arguments, at tapes that may record the call, and puts the result together: 0.4 ms beside a step that may
-    take no more than that. Arguments are as they were traced: whoever calls looks to that.
-
-    Args:
-        recorded: whether tapes can record the calls, which then take TensorFlow's own way.
+    take no more than that. Nothing records our calls, and arguments are as they were traced: whoever calls looks to that.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], signature: Sequence[Any], *, jit_compile: bool = False, recorded: bool = False
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], signature: Sequence[Any], *, jit_compile: bool = False) -> None:
         # Without AutoGraph, as in Keras' own steps: it makes tracing slow, and fails on our calls between ranks.
         traced = tf.function(function, input_signature=signature, autograph=False, jit_compile=jit_compile)
         #: holds the graph, and the variables in it
@@ -37,11 +55,8 @@ class Direct:
         #: what TensorFlow's own call comes to; None where this TensorFlow has none of it
         self._inner: Any = None
         try:
-            inner = self._concrete._inference_function
-            self._context, self._name = inner._bound_context, inner.name.decode()
-            self._count = len(inner.function_type.flat_outputs)
-            self._attributes = tuple(itertools.chain(*self._context.function_call_options.as_attrs().items()))
-            self._inner = inner if execute is not None and not recorded else None
+            self._call = Call(self._concrete._inference_function)
+            self._inner = self._concrete._inference_function
         except (AttributeError, TypeError):
             pass
 
@@ -49,14 +64,7 @@ class Direct:
         """What it returns, flat."""
         if self._inner is None:
             return list(tf.nest.flatten(self._concrete(*tensors)))
-        try:
-            found: list[Any] = execute.execute(
-                self._name, self._count, [*tensors, *self._captured], self._attributes, self._context
-            )
-        except tf.errors.OpError:
-            with atomic_function.InterpolateRuntimeError(self._inner):  # names the line of the model
-                raise
-        return found
+        return self._call([*tensors, *self._captured])
 
     def packed(self, flat: list[Any]) -> Any:
         """``flat`` in the form in which the function returned it."""
@@ -68,11 +76,16 @@ class Direct:
 class Traced:
     """``function`` of (inputs, targets, ...), traced so that the number of samples and each axis seen to vary are left open.
 
-    So a short last batch does not trace it anew, and sequences padded to another length do once. ``recorded``: by tapes.
+    So a short last batch does not trace it anew, and sequences padded to another length do once.
+
+    Args:
+        make: a ``Direct`` of a function and its signature.
     """
 
-    def __init__(self, function: Callable[..., Any], *, recorded: bool = False) -> None:
-        self._function, self._recorded = function, recorded
+    def __init__(
+        self, function: Callable[..., Any], make: Callable[[Callable[..., Any], Sequence[Any]], Direct] = Direct
+    ) -> None:
+        self._function, self._make = function, make
         self._signature: list[Any] = []
         self._direct: Direct | None = None
         #: shapes and types that the trace is known to take; and the tensors of the last call, which often come again
@@ -90,6 +103,11 @@ class Traced:
 
     def flat(self, *tensors: Any) -> list[Any]:
         """The tensors in what it returns."""
+        direct, flat = self.ready(tensors)
+        return direct(flat)
+
+    def ready(self, tensors: tuple[Any, ...]) -> tuple[Direct, list[Any]]:
+        """The function, traced for such ``tensors``, and they as it takes them."""
         flat = tf.nest.flatten(tensors)
         if len(flat) != len(tensors):
             self._same_form(tensors)
@@ -100,7 +118,7 @@ class Traced:
                 self._seen.add(key)
             self._last = flat
         assert self._direct is not None
-        return self._direct(flat)
+        return self._direct, flat
 
     def _same_form(self, tensors: tuple[Any, ...]) -> None:
         if self._form is None:
@@ -118,6 +136,4 @@ class Traced:
             self._seen.clear()
         self.traces += 1
         form = tf.nest.map_structure(lambda _: 0, tensors)
-        self._direct = Direct(
-            lambda *flat: self._function(*tf.nest.pack_sequence_as(form, flat)), self._signature, recorded=self._recorded
-        )
+        self._direct = self._make(lambda *flat: self._function(*tf.nest.pack_sequence_as(form, flat)), self._signature)

@@ -16,7 +16,7 @@ from tests.support import pipelines, recipes
 
 FRAMEWORKS = ["linear", "torch", "keras"]
 #: adapters of models that can be split, on one process
-SPLIT = {"torch_pipeline": "torch"}
+SPLIT = {"torch_pipeline": "torch", "keras_pipeline": "keras"}
 
 
 @pytest.fixture(params=[*FRAMEWORKS, *SPLIT])

@@ -29,16 +29,16 @@ LAYOUTS = {2: 2, 3: 3, 4: 2}
 
 
 def ways(case: str, ranks: int) -> dict[str, dict[str, object]]:
-    """Those that the layers of ``case`` are enough for; lengths of a batch of one replica, as it is alone."""
-    if case == "lengths" and LAYOUTS[ranks] != ranks:
+    """All for two cases, which have layers enough; one for the others, where it does not depend on the schedule what is computed."""
+    if case == "lengths" and LAYOUTS[ranks] != ranks:  # a replica's batch has another length than that of one process
         return {}
-    return {way: options for way, options in WAYS.items() if way != "interleaved" or case in ("gpt", "mlp")}
+    return WAYS if case in ("gpt", "mlp") else {"1f1b": WAYS["1f1b"]}
 
 
 def main(out: Path, framework: str) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    comm = connect(hvdtrain.World.from_env(), framework)
     cases = importlib.import_module(f"tests.exactness.pipeline_{framework}_cases").CASES
+    comm = connect(hvdtrain.World.from_env(), {"keras": "tensorflow"}.get(framework, framework))
     for case, make in cases.items():
         for way, options in ways(case, comm.world.size).items() if comm.world.size > 1 else [("alone", {})]:
             recipe = make()

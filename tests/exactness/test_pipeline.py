@@ -21,7 +21,7 @@ def jobs_of(framework: str, base: Path) -> dict[int, Path]:
     return {ranks: run_module(module, ranks, base / str(ranks), framework, timeout=240) for ranks in (1, *LAYOUTS)}
 
 
-@pytest.fixture(scope="module", params=["torch"])
+@pytest.fixture(scope="module", params=["torch", "keras"])
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[int, Path]]:
     return request.param, jobs_of(request.param, tmp_path_factory.mktemp(request.param))
 

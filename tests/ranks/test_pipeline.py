@@ -33,7 +33,7 @@ def weights(run: Path, step: int) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("framework", ["torch"])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_a_checkpoint_of_two_stages_goes_on_with_any_other_number(tmp_path, framework):
     recipe = f"{RECIPES}:{framework}"
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_of_two_stages_goes_on_with_any_other_number(tmp_path, fram
             assert np.abs(found[tensor] - array).max() <= 1e-5 * np.abs(array).max(), (name, tensor)
 
 
-@pytest.mark.parametrize("framework", ["torch"])
+@pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_evaluation_over_stages_is_that_of_one_process(tmp_path, framework):
     found = {}
     for name, (ranks, stages) in {"alone": (1, 1), **WAYS}.items():

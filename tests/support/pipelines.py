@@ -46,6 +46,21 @@ def torch() -> hvdtrain.Recipe:
     return _torch(_layers())
 
 
+def keras() -> hvdtrain.Recipe:
+    import keras
+
+    from hvdtrain.adapters.keras_pipeline import KerasPipeline
+
+    def model() -> Any:
+        layers = [keras.layers.Dense(size, "tanh") for size in (33, 21, 17, 13, 11)]
+        return keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES, "softmax")])
+
+    keras.utils.set_random_seed(1)
+    loss = "sparse_categorical_crossentropy"
+    metrics = {"accuracy": keras.metrics.sparse_categorical_accuracy}
+    return _recipe(KerasPipeline(model, keras.optimizers.Adam(0.01), loss=loss, metrics=metrics))
+
+
 def dropout() -> hvdtrain.Recipe:
     return _torch(_layers(dropout=0.3))
 
