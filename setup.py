@@ -6,7 +6,7 @@ from setuptools import find_packages, setup
 
 # Horovod is in no extra: its release does not compile for these; `hvdtrain horovod install` builds it.
 TORCH = ["torch>=2.4", "safetensors>=0.4"]
-TENSORFLOW = ["keras>=3.5"]  # which of tensorflow, tensorflow-cpu ... is the user's choice
+TENSORFLOW = ["keras>=3.5", "safetensors>=0.4"]  # which of tensorflow, tensorflow-cpu ... is the user's choice
 MPI = ["mpi4py>=4.0"]
 TENSORBOARD = ["tensorboard>=2.16"]
 DATA = ["scikit-learn>=1.4"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from tensorflow.python.eager import context as eager
 
 from hvdtrain.adapters import keras_state
 from hvdtrain.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 #: where Keras keeps what a ``StatelessScope`` has left without a value, and its own random stream
 _WITHOUT_VALUE, _STREAM, _SEED = "uninitialized_variables", "global_seed_generator", "global_random_seed"
@@ -71,10 +74,11 @@ class Graph:
     """
 
     def __init__(self, make: Callable[[], Any] | Any) -> None:
+        made: list[Any] = []
         if isinstance(make, keras.Model):
             self.model, self._given = make, None
         else:
-            self.model, self._given = _made(make)
+            self.model, self._given, made = _made(make)
         self._functional = _functional(self.model)
         depths: dict[int, list[Any]] = self._functional._nodes_by_depth
         order = {id(operation): place for place, operation in enumerate(self._functional.operations)}
@@ -97,6 +101,15 @@ class Graph:
         known = [variable for variable in known if id(variable) not in states]
         #: by their names, which do not depend on how the model is split
         self.variables = dict(zip(keras_state.unnumbered(each.path for each in known), known, strict=True))
+        own = states | {id(variable) for variable in known}
+        if foreign := [variable.path for variable in made if id(variable) not in own]:
+            log.warning(
+                "%s is made with the model %r, and in none of its layers: it is not trained. A layer that is called on an array is "
+                "computed at once; call it on what comes from an Input%s",
+                foreign[0],
+                self.model.name,
+                f" (likewise {len(foreign) - 1} more)" if len(foreign) > 1 else "",
+            )
         of_model = {id(variable) for variable in self.model.variables}
         #: ids
         self.trainable = {id(variable) for variable in self.model.trainable_variables}
@@ -178,8 +191,8 @@ class Graph:
         return _unique(each for layer in layers for each in layer._flatten_layers())
 
 
-def _made(make: Any) -> tuple[Any, keras.StatelessScope]:
-    """The model, and the scope that has the values which the function gave to some variables itself."""
+def _made(make: Any) -> tuple[Any, Any, list[Any]]:
+    """The model, the scope that has the values which the function gave to some variables itself, and all the variables it made."""
     if not callable(make):
         raise UsageError(
             f"KerasPipeline needs a keras.Model or a function that makes one, got a {type(make).__name__}",
@@ -190,6 +203,7 @@ def _made(make: Any) -> tuple[Any, keras.StatelessScope]:
     try:
         with scope:
             model = make()
+        made = list(global_state.get_global_attribute(_WITHOUT_VALUE) or ())[len(before) :]
     except ValueError as error:
         if "stateless scope" not in str(error):
             raise
@@ -201,7 +215,7 @@ def _made(make: Any) -> tuple[Any, keras.StatelessScope]:
         global_state.set_global_attribute(_WITHOUT_VALUE, before)  # else the next such scope would give them all a value
     if not isinstance(model, keras.Model):
         raise UsageError(f"the function must make a keras.Model, it returned a {type(model).__name__}")
-    return model, scope
+    return model, scope, made
 
 
 def _functional(model: Any) -> Any:

@@ -363,6 +363,19 @@ def test_only_the_layers_of_a_stage_take_memory_and_the_random_streams_go_on_as_
     assert second == [False] * 4 + [True] * 6
 
 
+def test_a_layer_that_is_computed_once_and_for_all_is_named(caplog):
+    def make(positions):
+        words = keras.Input((7,), dtype="int32")
+        value = layers.Embedding(20, 8)(words) + layers.Embedding(7, 8, name="positions")(positions(words))
+        return keras.Model(words, layers.Dense(20)(value))
+
+    pipeline(lambda: make(lambda words: keras.ops.cumsum(keras.ops.ones_like(words), 1) - 1))
+    assert not caplog.text
+    pipeline(lambda: make(lambda words: keras.ops.arange(7)))
+    assert "positions/embeddings is made with the model" in caplog.text
+    assert "it is not trained" in caplog.text
+
+
 def test_values_that_the_function_assigns_are_those_of_the_stages():
     def make():
         model = mlp()
