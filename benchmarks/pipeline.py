@@ -1,5 +1,6 @@
 """Pipelines: peak memory of each rank, and step time beside what the simulator says.
 
+    python benchmarks/pipeline.py
     python benchmarks/pipeline.py memory [--stages 1 2 4] [--runs 3]
     python benchmarks/pipeline.py time [--rates none 1gbit] [--schedules gpipe 1f1b] [--runs 3] [--json FILE]
 
@@ -71,7 +72,7 @@ def rank(what: str, options: dict[str, Any], out: Path) -> None:
 
     comm = connect(World.from_env(), "torch")
     adapter = pipeline(*(LARGE if what == "memory" else SMALL))
-    adapter.arrange(comm, Pipelining(**options), lambda: None)
+    adapter.arrange(comm, Pipelining(**options), lambda mesh: None)
     adapter.setup(comm)
     adapter.sync()
     if what == "memory":
@@ -247,16 +248,16 @@ def main() -> None:
         rank(sys.argv[2], json.loads(sys.argv[3]), Path(sys.argv[4]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["memory", "time"])
+    parser.add_argument("what", nargs="?", choices=["memory", "time", "both"], default="both")
     parser.add_argument("--stages", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--rates", nargs="+", default=["none", "1gbit"])
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    if chosen.what == "memory":
+    if chosen.what in ("memory", "both"):
         memory(chosen.stages, chosen.runs)
-    else:
+    if chosen.what in ("time", "both"):
         times(chosen.rates, chosen.schedules, chosen.runs, chosen.json)
 
 

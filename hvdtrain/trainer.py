@@ -177,7 +177,7 @@ class Trainer:
         wanted = self.options.pipelining
         if isinstance(self.adapter, Splittable):
             HERE.enter("splitting the model")
-            self._mesh, text = self.adapter.arrange(self.comm, wanted, lambda: next(self.place.loader.epoch(0)).data)
+            self._mesh, text = self.adapter.arrange(self.comm, wanted, self._sample)
             if self.comm.world.is_primary and text:
                 self._announce(text)
         elif wanted.stages > 1:
@@ -185,6 +185,11 @@ class Trainer:
                 f"--pipeline {wanted.stages} needs a model as a list of layers, and this is a {type(self.adapter).__name__}'s",
                 "TorchPipeline([layer, layer, ...], lambda model: torch.optim.SGD(model.parameters(), lr), loss=...): docs/pipeline.md",
             ).everywhere()
+
+    def _sample(self, mesh: Mesh) -> Any:
+        """The first batch of this rank's replica."""
+        with closing(self.place.on(mesh).loader.epoch(0)) as batches:
+            return next(batches).data
 
     def _compare(self, check: Callable[..., None], tensors: Tensors) -> None:
         """Collective. ``check`` that the ranks that are to hold the same do."""

@@ -103,11 +103,11 @@ class Splittable(Adapter, Protocol):
     def alike(self) -> Communicator:
         """The ranks that hold the same tensors as this one, once it is split."""
 
-    def arrange(self, comm: Communicator, wanted: Pipelining, sample: Callable[[], Any]) -> tuple[Mesh, str]:
+    def arrange(self, comm: Communicator, wanted: Pipelining, sample: Callable[[Mesh], Any]) -> tuple[Mesh, str]:
         """Collective. Split the model; before ``setup``. Who has which part, and how it was split, as text.
 
         Args:
-            sample: gives a batch, to measure layers on.
+            sample: gives a replica's batch, to measure layers on.
 
         Raises:
             UsageError: it cannot be split so over these ranks.

@@ -78,7 +78,6 @@ class KerasPart:
         keras_metrics.check(metrics)
         self._first_number = next_number()
         self._graph = Graph(make)
-        self.num_layers = len(self._graph.nodes)
         set_precision(list(self._graph.model._flatten_layers()), update.precision)
         if synced := [layer.name for layer in keras_norm.layers(self._graph.model) if layer.synchronized]:
             raise UsageError(

@@ -81,7 +81,7 @@ def write(directory: Path, state: Mapping[str, Any]) -> None:
     Raises:
         UsageError: it holds what the safe loader would refuse: such a checkpoint could not be read again.
     """
-    tensors = {name: value.contiguous() for name, value in state["model"].items() if _is_plain(value)}
+    tensors = {name: value.contiguous() for name, value in state["model"].items() if is_plain(value)}
     rest = {name: value for name, value in state["model"].items() if name not in tensors}
     header = {"format": "pt"}
     if (of_modules := versions(state["model"])) is not None:
@@ -150,7 +150,8 @@ def prefer_recipe(
         log.warning("the optimizer goes on as the recipe says now: %s", ", ".join(told[name] for name in sorted(told)))
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether safetensors has a form for it."""
     return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dtype in _DTYPES
 
 

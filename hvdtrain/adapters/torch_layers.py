@@ -86,13 +86,10 @@ def listed(layers: torch.nn.Sequential | Sequence[Any]) -> list[Listed]:
     Raises:
         UsageError: there is none, or one is neither a module nor a function.
     """
-    named = (
-        list(layers.named_children())
-        if isinstance(layers, torch.nn.Sequential)
-        else [(str(n), each) for n, each in enumerate(layers)]
+    # named_children() leaves out a module that stands a second time.
+    named: Any = (
+        layers._modules.items() if isinstance(layers, torch.nn.Sequential) else ((str(n), e) for n, e in enumerate(layers))
     )
-    if isinstance(layers, torch.nn.Sequential):  # which names a module that stands twice only once
-        named = [(name, each) for name, each in layers._modules.items() if each is not None]
     found: list[Listed] = []
     keys: dict[int, str] = {}
     for name, each in named:

@@ -67,16 +67,19 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 def write_part(directory: Path, number: int, count: int, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
     """Write part ``number`` (from 0) of ``count``."""
     name = f"{number + 1:05d}-of-{count:05d}"
-    tensors = {key: value.contiguous() for key, value in model.items() if isinstance(value, torch.Tensor)}
+    tensors = {key: value.contiguous() for key, value in model.items() if files.is_plain(value)}
+    rest = {key: value for key, value in model.items() if key not in tensors}
     safetensors.torch.save_file(tensors, directory / f"model-{name}.safetensors", metadata={"format": "pt"})
-    files.save(dict(optimizer), directory / f"optimizer-{name}.pt")
+    files.save({**optimizer, "rest": rest}, directory / f"optimizer-{name}.pt")
 
 
 class Parts:
     """The parts in a directory."""
 
-    def __init__(self, models: Sequence[Path], optimizers: Sequence[Path]) -> None:
-        self._models, self._optimizers = models, optimizers
+    def __init__(self, models: Sequence[Path], others: Sequence[Path]) -> None:
+        self._models, self._others = models, [files.load(path) for path in others]
+        #: what safetensors has no form for
+        self._rest = {name: value for part in self._others for name, value in part["rest"].items()}
         self._where: dict[str, Path] = {}
         for path in models:
             with safetensors.safe_open(path, "pt") as file:
@@ -84,7 +87,8 @@ class Parts:
 
     def check(self, names: Mapping[str, str]) -> None:
         """Raise ValueError unless these are the parts of a model with the arrays ``names``: "model/NAME" -> dtype and shape."""
-        wanted = {name.removeprefix("model/"): facts for name, facts in names.items() if name.startswith("model/")}
+        of_model = ((name.removeprefix("model/"), facts) for name, facts in names.items() if name.startswith("model/"))
+        wanted = {name: facts for name, facts in of_model if name not in self._rest}
         if missing := sorted(wanted.keys() - self._where.keys()):
             raise ValueError(f"it has no {missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else ""))
         if more := sorted(self._where.keys() - wanted.keys()):
@@ -97,8 +101,9 @@ class Parts:
             if not wanted[name].endswith(f" {shape}"):
                 raise ValueError(f"its {name} has the shape {shape}, the recipe's is {wanted[name]}")
 
-    def tensors(self, wanted: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+    def model(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """What ``load_state_dict`` takes, of the names in ``wanted``."""
+        found = {name: value for name, value in self._rest.items() if name in wanted}
         for path in self._models:
             names = [name for name in wanted if self._where.get(name) == path]
             if names:
@@ -114,8 +119,7 @@ class Parts:
         state: dict[str, Any] = {}
         groups: list[Any] = []
         built: Any = None
-        for path in self._optimizers:
-            part = files.load(path)
+        for part in self._others:
             order = part["names"]
             state |= {order[place]: each for place, each in part["state"].items()}
             groups, built = groups or part["param_groups"], built or part["built"]
@@ -133,8 +137,3 @@ class Parts:
 
 def read_parts(directory: Path) -> Parts:
     return Parts(sorted(directory.glob("model-*.safetensors")), sorted(directory.glob("optimizer-*.pt")))
-
-
-def is_split(directory: Path) -> bool:
-    """Whether a checkpoint is in parts."""
-    return any(directory.glob("model-*.safetensors"))

@@ -18,7 +18,7 @@ from hvdtrain.adapters import torch_metrics as stateful
 from hvdtrain.adapters import torch_norm as norms
 from hvdtrain.adapters import torch_state as states
 from hvdtrain.adapters.torch import Figure, check_optimizer, figure_means, pick_device, scalar, to_tensors
-from hvdtrain.adapters.torch_exchange import GradientExchange, own_gradients
+from hvdtrain.adapters.torch_exchange import GradientExchange, own_gradients, values_of
 from hvdtrain.adapters.torch_layers import Layer, Listed, listed
 from hvdtrain.adapters.torch_parts import from_message, read_parts, to_message, write_part
 from hvdtrain.comm import Message
@@ -77,10 +77,10 @@ class TorchPart:
     ) -> None:
         refuse_sum(loss)
         self._layers, self._make_optimizer, self.update = layers, make_optimizer, update
-        self.num_layers = len(layers)
         self._objects = {name: metric for name, metric in metrics.items() if stateful.is_stateful(metric)}
-        others = {name: metric for name, metric in metrics.items() if name not in self._objects}
-        self._figures: dict[str, Figure] = {"loss": loss, **others}
+        #: beside the loss
+        self._others: dict[str, Figure] = {name: metric for name, metric in metrics.items() if name not in self._objects}
+        self._figures: dict[str, Figure] = {"loss": loss, **self._others}
         self.figures = tuple(self._figures)
         self.device = torch.device("cpu")
         #: this rank's layers, under the names that they have in the whole model
@@ -240,22 +240,23 @@ class TorchPart:
         """The loss, times what it counts for; and the figures."""
         target = to_tensors(micro.targets, self.device)
         units = float(self.update.count(target)) if self.update.count is not None else float(micro.count)
-        figures = figure_means(
-            self._figures if not self._mode.training else dict(list(self._figures.items())[1:]), output, target, units
-        )
         if not self._mode.training:
+            self._means = merge(self._means, figure_means(self._figures, output, target, units))
             for metric in self._objects.values():
                 metric.update(output, target)
-            self._means = merge(self._means, figures)
             return None
+        if not units:  # a mean over nothing is no number
+            return sum((each.float().sum() * 0.0 for each in _flat(output)), torch.zeros((), device=self.device))
         loss = scalar("loss", self._figures["loss"](output, target))
         if not loss.requires_grad:
             raise UsageError("the loss depends on no trainable parameter", "set requires_grad = True, and do not detach")
         part = micro.part * units / micro.count
         self._units += part / self.update.prescale
-        self._means = merge(
-            self._means, {"loss": Mean.of(loss.detach().item() if loss.is_cpu else loss.detach(), units), **figures}
-        )
+        found = {"loss": Mean.of(loss.detach().item() if loss.is_cpu else loss.detach(), units)}
+        if self._others:
+            with torch.no_grad():
+                found |= figure_means(self._others, output, target, units)
+        self._means = merge(self._means, found)
         return loss * part
 
     def backward(self, chunk: int, micro: int, received: Message | None) -> Message | None:
@@ -281,11 +282,11 @@ class TorchPart:
         (units,) = self._exchange.finish([self._units]).numbers
         for name, (_, link) in self._tied.items():
             self._sum_tied(self._named[name], link)
-        self._exchange.gradients()
+        own_gradients(self.optimizer)  # makes one of the rows of a sparse gradient that come several times
         squares = 0.0
         for name, parameter in self._named.items():
             if parameter.grad is not None and (name not in self._tied or self._tied[name][0].world.is_primary):
-                values = parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+                values = values_of(parameter.grad)
                 squares += float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
         return squares, units
 
@@ -306,7 +307,7 @@ class TorchPart:
 
     def apply(self, factor: float) -> None:
         assert self._exchange is not None
-        for gradient in own_gradients(self.optimizer):
+        for gradient in self._exchange.gradients():
             if factor != 1.0:
                 gradient.mul_(factor)
             if self.update.clip_value is not None:
@@ -362,7 +363,8 @@ class TorchPart:
 
     def load(self, directory: Path) -> None:
         parts = read_parts(directory)
-        self.model.load_state_dict(parts.tensors(self.model.state_dict()))
+        own = self.model.state_dict()
+        self.model.load_state_dict(states.with_versions(parts.model(own), states.versions(own)))
         state, then = parts.optimizer(self.optimizer, self._names)
         self._load_optimizer(state)
         files.prefer_recipe(self.optimizer, then, self._built)

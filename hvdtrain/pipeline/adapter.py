@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import shutil
 import socket
 import tempfile
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from hvdtrain.adapters import batch_pair, blame
 from hvdtrain.comm import Communicator, Post, agree
 from hvdtrain.comm.local import LocalCommunicator
+from hvdtrain.data.sources import map_leaves
 from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.exchange import Exchange
 from hvdtrain.metrics import Means
@@ -53,11 +55,11 @@ class PipelineAdapter:
         """The ranks that hold the same tensors as this one."""
         return self._group.peers
 
-    def arrange(self, comm: Communicator, wanted: Pipelining, sample: Callable[[], Any]) -> tuple[Mesh, str]:
+    def arrange(self, comm: Communicator, wanted: Pipelining, sample: Callable[[Mesh], Any]) -> tuple[Mesh, str]:
         """Collective. Split the model, and make this rank's part of it. Before ``setup``.
 
         Args:
-            sample: gives a batch, to measure layers on.
+            sample: gives a replica's batch, to measure layers on.
 
         Returns:
             who has which part, and how the model was split, as text.
@@ -66,15 +68,22 @@ class PipelineAdapter:
             UsageError: these ranks cannot be stages, or the model cannot be split so.
         """
         world = comm.world
-        if wanted.stages > 1:
-            if not comm.shares_memory:
-                raise UsageError(
-                    "a pipeline needs MPI, over which stages send activations, and the ranks meet over "
-                    f"{'nothing: there is one' if world.size == 1 else 'Gloo'}",
-                    f"hvdtrain run -np {wanted.stages} ..., without --gloo",
-                ).everywhere()
-            if world.elastic:
-                raise UsageError("the ranks of an elastic job may go, and each stage of a pipeline is needed").everywhere()
+        if world.elastic:  # nothing takes back what a step that is interrupted has changed, on one stage either
+            raise UsageError(
+                "the ranks of an elastic job may come and go, which the layers of a pipeline do not follow",
+                "run without --min-np, or give the recipe a TorchAdapter or KerasAdapter",
+            ).everywhere()
+        if wanted.stages > 1 and not comm.shares_memory:
+            raise UsageError(
+                "a pipeline needs MPI, over which stages send activations, and the ranks meet over "
+                f"{'nothing: there is one' if world.size == 1 else 'Gloo'}",
+                f"hvdtrain run -np {wanted.stages} ..., without --gloo",
+            ).everywhere()
+        if wanted.micro_batches is not None and self.update.micro_batch_size is not None:
+            raise UsageError(
+                f"--micro-batches {wanted.micro_batches} and the recipe's micro_batch_size={self.update.micro_batch_size}",
+                "leave one of them out",
+            ).everywhere()
         self._wanted, self._comm = wanted, comm
         mesh = self._mesh = Mesh.over(comm.allgather(world.node_rank, name="pipeline/nodes"), wanted.stages)
         replica, self._stage = mesh.place(world.rank)
@@ -82,7 +91,7 @@ class PipelineAdapter:
             self._group = Group(comm, (), LocalCommunicator(World()))
         else:
             self._group = Group(comm.split(self._stage, replica), mesh.sets, comm.split(replica, self._stage))
-        costs, bounds, seed = agree(comm, lambda: self._split(sample), name="pipeline/split")
+        costs, bounds, seed = agree(comm, lambda: self._split(lambda: sample(mesh)), name="pipeline/split")
         numbers = range(self._stage, wanted.stages * wanted.virtual_stages, wanted.stages)
         self._part.build(
             Place(
@@ -99,7 +108,7 @@ class PipelineAdapter:
 
     def setup(self, comm: Communicator, exchange: Exchange = Exchange()) -> str:  # noqa: B008 - a frozen value
         if self._mesh is None:
-            self.arrange(comm, Pipelining(), lambda: None)
+            self.arrange(comm, Pipelining(), lambda mesh: None)
         told = self._part.connect(self._group, exchange)
         mine = {name: f"{array.dtype} {tuple(array.shape)}" for name, array in self._part.tensors()}
         self._names = {
@@ -177,7 +186,7 @@ class PipelineAdapter:
         parts = wanted.stages * wanted.virtual_stages
         measured = wanted.split in ("time", "memory") and parts > 1
         costs = self._part.costs(self._micro_batch(sample()) if measured else None, measured=measured)
-        if wanted.split[:1].isdigit():
+        if wanted.by_hand:
             bounds = partition.by_hand(wanted.split, len(costs), parts)
         else:
             bounds = partition.assign([wanted.weight(cost) for cost in costs], wanted.stages, wanted.virtual_stages)
@@ -192,7 +201,10 @@ class PipelineAdapter:
         pieces = self._wanted.micros(count, self.update.micro_batch_size)
         return [
             Micro(
-                _cut(inputs, piece), _cut(targets, piece), piece.stop - piece.start, factor * (piece.stop - piece.start) / count
+                map_leaves(operator.itemgetter(piece), inputs),
+                map_leaves(operator.itemgetter(piece), targets),
+                piece.stop - piece.start,
+                factor * (piece.stop - piece.start) / count,
             )
             for piece in pieces
         ]
@@ -239,11 +251,3 @@ def refuse(update: Update) -> None:
     ]
     if problems:
         raise UsageError(f"a pipeline cannot have {'; '.join(problems)}", "leave it out of Update(...)")
-
-
-def _cut(arrays: Any, piece: slice) -> Any:
-    if isinstance(arrays, dict):
-        return {name: _cut(array, piece) for name, array in arrays.items()}
-    if isinstance(arrays, tuple):
-        return tuple(_cut(array, piece) for array in arrays)
-    return arrays[piece]

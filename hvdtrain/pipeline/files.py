@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -70,11 +71,11 @@ def spread(directory: Path | None, comm: Communicator) -> Path | None:
     return into
 
 
-def _read(source: object) -> bytes | str:
+def _read(source: BinaryIO | None) -> bytes | str:
     """A piece, or why there is none."""
     if source is None:
         return b""
     try:
-        return source.read(_PIECE)  # type: ignore[attr-defined,no-any-return]
+        return source.read(_PIECE)
     except OSError as error:
         return error.strerror or str(error)

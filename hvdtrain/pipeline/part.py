@@ -87,8 +87,6 @@ class Part(Protocol):
 
     framework: str
     update: Update
-    #: of the whole model
-    num_layers: int
     #: names of the figures, "loss" first
     figures: tuple[str, ...]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -81,33 +80,6 @@ def by_hand(text: str, layers: int, parts: int) -> tuple[int, ...]:
         example = ",".join(str(high - low) for low, high in even)
         raise UsageError(f"--split {shown(text)}: {'; '.join(problems)}", f"for example --split {example}" if example else "")
     return (0, *accumulate(map(int, words)))
-
-
-@dataclass(frozen=True)
-class Row:
-    """A part: its layers ``first`` to ``last``, counted from 0, their cost, and that as a share of all layers'."""
-
-    part: int
-    first: int
-    last: int
-    cost: float
-    share: float
-
-
-def describe(costs: Sequence[float], bounds: Sequence[int]) -> tuple[Row, ...]:
-    """The parts, as rows of a table."""
-    each = [math.fsum(costs[low:high]) for low, high in pairwise(bounds)]
-    whole = math.fsum(costs)
-    return tuple(
-        Row(part, low, high - 1, cost, cost / whole if whole else 0.0)
-        for part, ((low, high), cost) in enumerate(zip(pairwise(bounds), each, strict=True))
-    )
-
-
-def balance(rows: Sequence[Row]) -> float:
-    """The largest part's cost by the mean: 1 where all are equal, and how much longer a step takes where they are not."""
-    whole = math.fsum(row.cost for row in rows)
-    return max(row.cost for row in rows) * len(rows) / whole if whole else 1.0
 
 
 def _integers(costs: Sequence[float]) -> list[int]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hvdtrain.errors import UsageError, shown
 from hvdtrain.pipeline.part import Cost
 from hvdtrain.pipeline.schedule import Name, check
 
 #: Micro-batches for each stage where the user has not said: a pipeline then idles for less than a fifth of its time (Huang et al.,
 #: "GPipe", NeurIPS 2019, recommends four).
 _MICROS_PER_STAGE = 4
+
+_SPLITS = ("parameters", "time", "memory")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,13 @@ class Pipelining:
 
     def __post_init__(self) -> None:
         check(self.schedule, self.stages, 0, self.virtual_stages)
+        if self.split not in _SPLITS and not self.by_hand:
+            raise UsageError(f"--split {shown(self.split)}", f"use {', '.join(_SPLITS)}, or the layers of each stage: 3,5,4")
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether ``split`` is a list of numbers."""
+        return self.split[:1].isdigit()
 
     def micros(self, count: int, most: int | None) -> list[slice]:
         """The micro-batches of ``count`` samples: of ``most`` each if that is given, else as many as are asked for."""

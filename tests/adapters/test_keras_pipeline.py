@@ -62,7 +62,7 @@ def train(make, batches, *, stages=1, adapter=pipeline, lr=0.01, load=None, **mo
 
     def work(comm):
         made = adapter(make, **more)
-        made.arrange(comm, Pipelining(stages=stages, **options), lambda: batches[0])
+        made.arrange(comm, Pipelining(stages=stages, **options), lambda mesh: batches[0])
         made.setup(comm)
         if load is not None and comm.world.is_primary:
             made.load(load)
@@ -298,7 +298,7 @@ def test_half_precision_crosses_a_cut():
 def test_a_checkpoint_of_two_stages_is_read_by_three_and_by_one(tmp_path):
     def saved(comm):
         made = pipeline(tied)
-        made.arrange(comm, Pipelining(stages=2), lambda: None)
+        made.arrange(comm, Pipelining(stages=2), lambda mesh: None)
         made.setup(comm)
         made.sync()
         for step, batch in enumerate(batches[:2]):
@@ -352,7 +352,7 @@ def test_only_the_layers_of_a_stage_take_memory_and_the_random_streams_go_on_as_
         keras.utils.set_random_seed(3)
         made = KerasPipeline(mlp, "sgd", loss="mse")
         state = random.getstate(), np.random.get_state()[1].tolist()
-        made.arrange(comm, Pipelining(stages=2, split="2,3"), lambda: None)
+        made.arrange(comm, Pipelining(stages=2, split="2,3"), lambda mesh: None)
         assert (random.getstate(), np.random.get_state()[1].tolist()) == state
         made.setup(comm)
         assert keras.StatelessScope().__enter__().__exit__() is None  # gives values to what has none, unless we say otherwise
@@ -419,7 +419,7 @@ def test_metrics_that_keep_a_state_are_those_of_the_whole_validation_data():
     def work(comm):
         metric = keras.metrics.SparseCategoricalAccuracy()
         made = pipeline(mlp, metrics={"accuracy": metric, "again": keras.metrics.sparse_categorical_accuracy})
-        made.arrange(comm, Pipelining(stages=comm.world.size), lambda: None)
+        made.arrange(comm, Pipelining(stages=comm.world.size), lambda mesh: None)
         made.setup(comm)
         made.sync()
         means = [made.eval_step(batch) for batch in images()]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.errors import UsageError
-from hvdtrain.pipeline.partition import Row, assign, balance, by_hand, describe, split
+from hvdtrain.pipeline.partition import assign, by_hand, split
 
 
 def _sizes(bounds: Sequence[int]) -> list[int]:
@@ -180,15 +180,3 @@ def test_all_that_is_wrong_with_a_cut_by_hand_is_told(text: str, layers: int, pa
     with pytest.raises(UsageError) as caught:
         by_hand(text, layers, parts)
     assert (caught.value.message, caught.value.hint) == (message, hint)
-
-
-def test_a_table_of_the_parts() -> None:
-    rows = describe([1.0, 2.0, 3.0, 2.0], (0, 2, 3, 4))
-    assert rows == (Row(0, 0, 1, 3.0, 0.375), Row(1, 2, 2, 3.0, 0.375), Row(2, 3, 3, 2.0, 0.25))
-    assert balance(rows) == pytest.approx(9 / 8)
-
-
-def test_parts_without_cost_are_balanced() -> None:
-    rows = describe([0, 0], (0, 1, 2))
-    assert [row.share for row in rows] == [0, 0]
-    assert balance(rows) == 1

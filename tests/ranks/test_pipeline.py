@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import time
@@ -11,9 +12,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from tests.support.harness import ROOT, hvdtrain
+from tests.support import harness
+from tests.support.harness import ROOT
 
 pytestmark = pytest.mark.ranks
+
+#: its recipes import from tests/
+hvdtrain = functools.partial(harness.hvdtrain, PYTHONPATH=str(ROOT))
 
 RECIPES = ROOT / "tests" / "support" / "pipelines.py"
 #: two and three stages, and two stages of two replicas
@@ -34,7 +39,7 @@ def weights(run: Path, step: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_a_checkpoint_of_two_stages_goes_on_with_any_other_number(tmp_path, framework):
+def test_a_checkpoint_of_two_stages_goes_on_with_any_other_number_and_is_evaluated_as_by_one_process(tmp_path, framework):
     recipe = f"{RECIPES}:{framework}"
 
     def train(ranks: int, stages: int, run: str, steps: int) -> dict[str, np.ndarray]:
@@ -51,18 +56,12 @@ def test_a_checkpoint_of_two_stages_goes_on_with_any_other_number(tmp_path, fram
         assert found.keys() == alone.keys()
         for tensor, array in alone.items():
             assert np.abs(found[tensor] - array).max() <= 1e-5 * np.abs(array).max(), (name, tensor)
-
-
-@pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_evaluation_over_stages_is_that_of_one_process(tmp_path, framework):
-    found = {}
-    for name, (ranks, stages) in {"alone": (1, 1), **WAYS}.items():
-        result = hvdtrain(*start(ranks, stages, f"{RECIPES}:{framework}", "--max-steps", 5, "--run-dir", name), cwd=tmp_path)
-        assert result.returncode == 0, result.stdout + result.stderr
-        found[name] = json.loads((tmp_path / name / "summary.json").read_text())["valid"]
-    for name, values in found.items():
-        assert values == pytest.approx(found["alone"], rel=1e-5), name
-    assert set(found["alone"]) == {"valid/loss", "valid/accuracy"}
+    values = {
+        name: json.loads((tmp_path / name / "summary.json").read_text())["valid"] for name in ("alone", "1 process", *WAYS)
+    }
+    assert set(values["alone"]) == {"valid/loss", "valid/accuracy"}
+    for name, found in values.items():
+        assert found == pytest.approx(values["alone"], rel=1e-5), name
 
 
 def test_dropout_over_stages_is_reproducible(tmp_path):
@@ -108,6 +107,7 @@ def test_splits_are_told_and_measured(tmp_path):
     [
         (3, [], "3 ranks cannot be divided into pipelines of 2 stages"),
         (2, ["--split", "3,5"], "its layers add up to 8, the model has 6"),
+        (2, ["--split", "evenly"], "--split evenly"),
         (2, ["--virtual-stages", 2], "schedule 1f1b has one virtual stage on each rank, not 2"),
         (4, ["--exchange", "shared"], "--exchange shared is not possible"),
     ],
